@@ -1,0 +1,1 @@
+"""InferScale Memory: a remembered fact is prefilled once and injected ever after."""

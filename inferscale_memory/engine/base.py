@@ -1,0 +1,164 @@
+"""The one way in which this library tokenizes, encodes and generates.
+
+An engine turns token ids into blobs (`encode`) and prompts into text (`generate`, `stream`). It never sees a memory,
+a template or a database. Sync and async faces of an engine are the same code under two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from inferscale_memory.prompt.segments import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Half-open range `[start, stop)` of positions whose keys and values are kept."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeRequest:
+    """Prefill `ids` once and keep one blob per span; everything outside the spans is context, thrown away.
+
+    Attributes:
+        owner: whose blobs these become.
+        ids: encode preamble, window, neighbours and facts, as they stand.
+        spans: what is kept: ordered, disjoint, not empty.
+        mentions: (tag, position) of every fact in `ids`, kept or context: forgetting a tag evicts the cached blocks
+            from that position on.
+    """
+
+    owner: str
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    mentions: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """A blob that an engine holds: its key, as the engine computed it, and its length in tokens."""
+
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """What became of one `EncodeRequest`.
+
+    Attributes:
+        refs: one per span, in order; empty when the encode failed.
+        error: why it failed, for a person to read; None when it did not.
+    """
+
+    refs: tuple[BlobRef, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are drawn.
+
+    Attributes:
+        max_tokens: most tokens to generate.
+        temperature: 0 is greedy.
+        top_p: nucleus mass, in (0, 1].
+        stop: strings that end the answer; they are not part of it.
+        seed: makes sampling repeatable.
+        logprobs: how many top log-probabilities to return per generated token; None for none.
+        ignore_eos: go on past the end-of-sequence token (measurements).
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer and what it cost.
+
+    Attributes:
+        text, token_ids: the answer.
+        finish_reason: "stop" or "length".
+        prompt_tokens: = injected + cached + prefilled.
+        injected_tokens: tokens whose keys and values came from blobs.
+        cached_tokens: tokens that hit the engine's own prefix cache.
+        prefilled_tokens: tokens the engine computed.
+        ttft_s: seconds from the call to the first token.
+        compose_s: seconds the engine spent rotating and writing the injected tokens; 0.0 when none were.
+        refused: why nothing, or less than asked, was injected; None when all was.
+        logprobs: per generated token, {token id: log-probability}, when asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    injected_tokens: int
+    cached_tokens: int
+    prefilled_tokens: int
+    ttft_s: float
+    compose_s: float = 0.0
+    refused: str | None = None
+    logprobs: tuple[Mapping[int, float], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer; the last one carries the whole `Completion`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    completion: Completion | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What tokenizes, encodes and generates.
+
+    Attributes:
+        fingerprint: names weights, rope, dtype, tokenizer and template: blobs of another fingerprint are refused.
+        tokenizer: the model's `transformers` tokenizer.
+        max_model_len: most tokens of prompt and answer together.
+        unsupported: why blobs cannot be used with this model; None when they can. Then everything is served as text.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def unsupported(self) -> str | None: ...
+
+    def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        """Prefill and keep; results in the order of `requests`. A failed one carries its error and no refs."""
+        ...
+
+    def generate(self, prompt: Prompt, options: SamplingOptions = ...) -> Completion: ...
+    def stream(self, prompt: Prompt, options: SamplingOptions = ...) -> Iterator[Chunk]: ...
+    def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that a prompt of `owner` could be injected with now."""
+        ...
+
+    def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+        """Drop blobs from every tier, and cached blocks that hold them or mention `tags`; returns blobs dropped."""
+        ...
+
+    async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]: ...
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = ...) -> Completion: ...
+    def astream(self, prompt: Prompt, options: SamplingOptions = ...) -> AsyncIterator[Chunk]: ...
+    async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]: ...
+    async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int: ...
+    def close(self) -> None: ...
