@@ -23,3 +23,7 @@ class PromptError(InferScaleError, ValueError):
 
 class BlobError(InferScaleError, ValueError):
     """A blob's bytes are truncated, corrupt, too large or of another model."""
+
+
+class FetchError(InferScaleError, RuntimeError):
+    """A model could not be fetched, unpacked, converted or stored."""

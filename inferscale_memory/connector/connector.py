@@ -1,0 +1,235 @@
+"""vLLM's KV-connector interface: hands each call to the side it belongs to.
+
+No callback raises: whatever goes wrong ends in prefilled text, never in a lost engine or a wrong answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+
+from inferscale_memory.connector import secret
+from inferscale_memory.connector.metadata import Orders, Report
+from inferscale_memory.connector.scheduler import SchedulerSide
+from inferscale_memory.connector.worker import WorkerSide
+from inferscale_memory.engine.fingerprint import model_fingerprint
+from inferscale_memory.kv.arena import Shape
+from inferscale_memory.kv.store import BlobStore
+from inferscale_memory.kv.tier import RowTier
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DEVICE_BYTES = "device_bytes"
+HOST_BYTES = "host_bytes"
+DEFAULT_BYTES = {DEVICE_BYTES: 1 << 30, HOST_BYTES: 1 << 30}
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """Scheduler to worker, once a step."""
+
+    orders: Orders
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """Worker to scheduler, once a step; ranks are merged by vLLM."""
+
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        assert isinstance(other, StepReport)
+        return StepReport(self.report.merge(other.report))
+
+
+class InferScaleConnector(KVConnectorBase_V1):
+    """Encodes facts once and injects them ever after.
+
+    Options in `kv_connector_extra_config`: `device_bytes` and `host_bytes`, budgets of the two tiers per rank
+    (default 1 GiB each; a host budget of 0 means no host tier). The secret comes from INFERSCALE_SECRET.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        # A failed load must be recomputed, and the user need not know: vLLM reads this after the constructor.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        rows = _tier_rows(vllm_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            names = ("device", "host")
+            self._scheduler = SchedulerSide(
+                secret=secret.from_environment(),
+                fingerprint=_fingerprint(vllm_config),
+                block_size=_block_size(vllm_config, kv_cache_config),
+                store=BlobStore([RowTier(name, count) for name, count in zip(names, rows, strict=False)]),
+                unsupported=_unsupported(vllm_config, kv_cache_config),
+            )
+        else:
+            self._worker = WorkerSide(rows, vllm_config.model_config.dtype, _rotary_modules)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A blob that is not delivered costs a prefill; nothing needs to wait for it."""
+        return False
+
+    # -- scheduler ----------------------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind_cache(gpu_block_pool)
+
+    def on_new_request(self, request: Any) -> None:
+        side = self._scheduler
+        assert side is not None
+        self._guarded(None, lambda: side.arrived(request))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        side = self._scheduler
+        assert side is not None
+        return self._guarded((0, False), lambda: side.match(request, num_computed_tokens))
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        side = self._scheduler
+        assert side is not None
+        # Not guarded: tokens were claimed, and to go on without writing them would be a wrong answer.
+        side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        side = self._scheduler
+        assert side is not None
+        state = scheduler_output.kv_connector_block_state
+        orders = side.build(
+            scheduler_output.num_scheduled_tokens, lambda name: state.resolve_block_ids(name)[0]
+        )
+        return StepMetadata(orders)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        side = self._scheduler
+        assert side is not None
+        meta = connector_output.kv_connector_worker_meta
+        report = meta.report if isinstance(meta, StepReport) else None
+        self._guarded(None, lambda: side.observe(report))
+        if report is not None and report.failed_loads and self._kv_cache_manager is not None:
+            manager = self._kv_cache_manager
+            bad = side.loads_failed(report.failed_loads, lambda name: manager.get_block_ids(name)[0])
+            manager.evict_blocks(bad | set(connector_output.invalid_block_ids or ()))
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        side = self._scheduler
+        assert side is not None
+        return False, self._guarded(None, lambda: side.finished(request))
+
+    # -- worker -------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        side = self._worker
+        assert side is not None
+        contexts = self._vllm_config.compilation_config.static_forward_context
+        side.register([contexts[name] for name in kv_caches if name in contexts])
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        from vllm.forward_context import get_forward_context
+
+        side = self._worker
+        assert side is not None and isinstance(connector_metadata, StepMetadata)
+        side.begin(connector_metadata.orders, get_forward_context())
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        assert self._worker is not None
+        self._worker.load()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are complete before the forward."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is read back from the paged cache: keys are caught before rotation."""
+
+    def wait_for_save(self) -> None:
+        side = self._worker
+        assert side is not None
+        self._guarded(None, side.end)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        assert self._worker is not None
+        return self._worker.take_bad_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        assert self._worker is not None
+        report = self._worker.report()
+        return StepReport(report) if report is not None else None
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _guarded(self, fallback: T, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception:
+            logger.exception("inferscale: a callback failed; its request is served as text")
+            return fallback
+
+
+def _tier_rows(vllm_config: Any) -> list[int]:
+    """Rows of the device and host tier on every rank. Both sides must come to the same numbers."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    layers = -(-model.get_total_num_hidden_layers() // parallel.pipeline_parallel_size)
+    shape = Shape(layers, model.get_num_kv_heads(parallel), model.get_head_size(), model.dtype)
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    budgets = [int(extra.get(name, default)) for name, default in DEFAULT_BYTES.items()]
+    rows = [max(0, budget) // shape.row_bytes for budget in budgets]
+    return rows if rows[1] else rows[:1]
+
+
+def _fingerprint(vllm_config: Any) -> str:
+    """The same for one folder and dtype in every process; a model that is no folder is named by its config."""
+    model = vllm_config.model_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    extra = [str(model.quantization or ""), str(model.revision or "")]
+    if Path(model.model).is_dir():
+        return model_fingerprint(Path(model.model), dtype=dtype, extra=[e for e in extra if e])
+    from hashlib import blake2b
+
+    text = "\0".join([str(model.model), model.hf_config.to_json_string(), dtype, *extra])
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _block_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    groups = kv_cache_config.kv_cache_groups
+    return int(groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size)
+
+
+def _unsupported(vllm_config: Any, kv_cache_config: Any) -> str | None:
+    """What can be refused before anything runs."""
+    parallel = vllm_config.parallel_config
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return f"its KV cache has {len(kv_cache_config.kv_cache_groups)} groups, one is supported"
+    if vllm_config.speculative_config is not None:
+        return "speculative decoding is on"
+    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
+        return "decode context parallelism is on"
+    if vllm_config.model_config.use_mla:
+        return "it has MLA attention"
+    return None
+
+
+def _rotary_modules() -> Sequence[Any]:
+    """vLLM's shared rotary modules."""
+    from vllm.model_executor.layers import rotary_embedding
+
+    return list(rotary_embedding._ROPE_DICT.values())

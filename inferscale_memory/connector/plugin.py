@@ -1,0 +1,13 @@
+"""Registers the connector with vLLM, so that `--kv-transfer-config` may name it: entry point vllm.general_plugins."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Called by vLLM in every one of its processes."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if "InferScaleConnector" not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(
+            "InferScaleConnector", "inferscale_memory.connector.connector", "InferScaleConnector"
+        )

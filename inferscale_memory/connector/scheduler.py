@@ -1,0 +1,466 @@
+"""The scheduler side: verifies what requests ask, matches blobs, allocates rows, and answers.
+
+It never sees a tensor. It runs inside vLLM's scheduler, so everything here is bookkeeping on integers, and for each
+request vLLM calls in this order:
+
+    arrived -> (match -> allocated)+ -> build, once a step -> observe, once a step -> finished
+
+Invariants:
+- Tokens are claimed only if the worker will write them before the forward of the same step: `match` claims what
+  `allocated` can promote, and vLLM calls nothing of ours in between.
+- A key enters the directory only after every rank reported every kept position of every layer, and it is computed
+  from the ids in the prompt that vLLM prefilled.
+- What one step loads is not evicted in that step: it is pinned from `allocated` until `build`.
+- A row given back may still be read or written by a step in flight. That is safe because workers carry steps out in
+  order, and within a step moves before loads before captures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscale_memory.connector import protocol
+from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
+from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe, Refusal
+from inferscale_memory.connector.residency import Name, PrefixCache, Residency
+from inferscale_memory.kv.arena import Rows
+from inferscale_memory.kv.key import blob_key, digest_ids
+from inferscale_memory.kv.store import BlobStore, Entry
+from inferscale_memory.prompt.segments import PUBLIC_OWNER
+
+logger = logging.getLogger(__name__)
+
+NULL_BLOCK = 0
+"""vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """An encode under way. `rows` and `arrived` are per kept token, over all spans in order."""
+
+    ask: Encode
+    request: Any
+    positions: NDArray[np.int64]
+    arrived: NDArray[np.bool_]
+    rows: Rows | None = None
+    error: str | None = None
+    blobs: list[list[Any]] = field(default_factory=list)
+    fresh: bool = False  # recompute everything: a prefix-cache hit reached into what is to be kept
+    forgotten: list[Name] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return self.error is None and not self.blobs
+
+    def mentions(self) -> list[protocol.Mention]:
+        """What the prompt holds: the tags it names, and the blobs that were made of it."""
+        starts = (start for start, _ in self.ask.spans)
+        return [*self.ask.mentions, *((key, start) for (key, _), start in zip(self.blobs, starts, strict=False))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What `match` claimed: prompt positions `[cached, cached + external)` out of `entries`, the first of which
+    stands at `offset`."""
+
+    cached: int
+    external: int
+    offset: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(slots=True)
+class _Injection:
+    """A request with a composition. Counts are those of its first admission."""
+
+    ask: Inject
+    request: Any
+    refused: str | None = None
+    missing: tuple[str, ...] = ()
+    matched: _Match | None = None
+    load: Load | None = None
+    admitted: bool = False
+    injected: int = 0
+    compose_s: float = 0.0
+    forgotten: list[Name] = field(default_factory=list)
+
+    def mentions(self) -> list[protocol.Mention]:
+        """What the prompt holds: the tags it names, and the blobs it is composed of."""
+        mentions, position = list(self.ask.mentions), 0
+        for key, tokens in self.ask.segments:
+            mentions.append((key, position))
+            position += tokens
+        return mentions
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A request whose answer is known when it arrives."""
+
+    reply: dict[str, Any]
+
+
+class SchedulerSide:
+    """Everything the connector decides, for one engine."""
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        fingerprint: str,
+        block_size: int,
+        store: BlobStore,
+        unsupported: str | None,
+    ) -> None:
+        self._secret = secret
+        self._fingerprint = fingerprint
+        self._block_size = block_size
+        self._store = store
+        self._unsupported = unsupported
+        self._residency: Residency | None = None
+        self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
+
+    def bind_cache(self, cache: PrefixCache) -> None:
+        """The prefix cache of this engine, once vLLM has made it."""
+        self._residency = Residency(cache, self._block_size)
+
+    # -- a request's life ---------------------------------------------------------------------------------------
+
+    def arrived(self, request: Any) -> None:
+        """Read what a new request asks. Forgetting happens here and now."""
+        ask = protocol.parse(request.kv_transfer_params, self._secret)
+        if not isinstance(request.kv_transfer_params, dict):
+            request.kv_transfer_params = None
+        if ask is not None:
+            self._requests[request.request_id] = self._admit(request, ask)
+
+    def match(self, request: Any, cached: int) -> tuple[int | None, bool]:
+        """How many prompt tokens beyond the `cached` local ones will be injected. Changes no blob."""
+        match self._requests.get(request.request_id):
+            case _Encoding() as encoding:
+                return self._match_encode(encoding, cached)
+            case _Injection() as injection if injection.refused is None:
+                return self._match_inject(injection, cached), False
+            case _:
+                return 0, False
+
+    def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
+        """vLLM has given the request its blocks, `external` tokens of which are ours to write in this step."""
+        match self._requests.get(request.request_id):
+            case _Encoding() as encoding:
+                self._reserve(encoding)
+            case _Injection() as injection:
+                try:
+                    self._plan_load(injection, blocks, external)
+                except Exception:  # the tokens are claimed: they must be written, or recomputed
+                    logger.exception("inferscale: a load could not be planned")
+                    injection.load = _broken_load(request.request_id, blocks)
+
+    def build(self, scheduled: dict[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Orders:
+        """The step's orders. `scheduled`: tokens per request of this step; `blocks_of`: a request's block ids."""
+        loads: list[Load] = []
+        captures: list[Capture] = []
+        for name, tokens in scheduled.items():
+            match self._requests.get(name):
+                case _Encoding() as encoding if encoding.open:
+                    try:
+                        captures += self._captures(encoding, tokens, blocks_of(name))
+                    except Exception as error:
+                        self._fail(encoding, f"its rows could not be planned: {error!r}")
+                case _Injection() as injection if injection.load is not None:
+                    loads.append(injection.load)
+                    injection.load = None
+        for state in self._requests.values():
+            if isinstance(state, _Encoding) and state.fresh:
+                state.request.skip_reading_prefix_cache = True
+        self._store.unpin_all()
+        return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
+
+    def observe(self, report: Report | None) -> None:
+        """What the workers did in a step, all ranks merged."""
+        if report is None:
+            return
+        if report.status and self._unsupported is None:
+            self._unsupported = report.status
+        for name, start, stop in report.captured:
+            state = self._requests.get(name)
+            if isinstance(state, _Encoding) and state.open:
+                self._arrived(state, start, stop)
+        for name, reason in report.lost.items():
+            state = self._requests.get(name)
+            if isinstance(state, _Encoding) and state.open:
+                self._fail(state, reason)
+        for name, seconds in report.loaded.items():
+            state = self._requests.get(name)
+            if isinstance(state, _Injection):
+                state.compose_s += seconds
+
+    def loads_failed(self, names: set[str], blocks_of: Callable[[str], Sequence[int]]) -> set[int]:
+        """Loads that failed will be recomputed; the blocks that must not be hit until then, or ever."""
+        bad: set[int] = set()
+        for name in names:
+            state = self._requests.get(name)
+            if isinstance(state, _Injection):
+                cached = state.matched.cached if state.matched is not None else 0
+                bad.update(blocks_of(name)[cached // self._block_size :])
+                state.injected = 0
+                state.refused = "loading failed, so the text was prefilled"
+        return bad - {NULL_BLOCK}
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """The request has ended or was aborted: what to tell the client."""
+        match self._requests.pop(request.request_id, None):
+            case _Encoding() as encoding:
+                if encoding.open:
+                    self._fail(encoding, "the encode ended before all of it was kept")
+                self._note(encoding)
+                reply: dict[str, Any] = {"blobs": encoding.blobs, "error": encoding.error}
+            case _Injection() as injection:
+                self._note(injection)
+                reply = {
+                    "injected": injection.injected,
+                    "compose_s": injection.compose_s,
+                    "refused": injection.refused,
+                    "missing": list(injection.missing),
+                }
+            case _Answer(reply):
+                if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
+                    reply["unsupported"] = self._unsupported
+            case _:
+                return None
+        return {protocol.NAME: reply}
+
+    # -- what is asked ------------------------------------------------------------------------------------------
+
+    def _admit(self, request: Any, ask: protocol.Ask | Refusal) -> _Encoding | _Injection | _Answer:
+        match ask:
+            case Refusal(reason):
+                return _Answer({"error": reason, "refused": reason})
+            case Probe():
+                return _Answer(
+                    {
+                        "at_hand": [key for key in ask.keys if self._usable(ask.owner, key)],
+                        "fingerprint": self._fingerprint,
+                        "unsupported": self._unsupported,
+                    }
+                )
+            case Forget():
+                return _Answer({"dropped": self._forget(ask)})
+            case Encode():
+                return self._admit_encode(request, ask)
+            case Inject():
+                return self._admit_inject(request, ask)
+
+    def _admit_encode(self, request: Any, ask: Encode) -> _Encoding | _Answer:
+        ids = request.prompt_token_ids
+        problem = self._unsupported or _not_plain(request)
+        if problem is None and request.cache_salt != protocol.encode_salt(
+            self._secret, self._fingerprint, ask.owner, lora=_lora(request)
+        ):
+            problem = "an encode runs only under the encode salt of its owner"
+        if problem is None and ask.spans[-1][1] > len(ids):
+            problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
+        if problem is not None:
+            return _Answer({"blobs": [], "error": problem})
+        positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ask.spans])
+        return _Encoding(ask, request, positions, np.zeros(len(positions), dtype=np.bool_))
+
+    def _admit_inject(self, request: Any, ask: Inject) -> _Injection:
+        problem = self._unsupported or _not_plain(request)
+        if problem is None and request.cache_salt != protocol.compose_salt(
+            self._secret, self._fingerprint, ask.owner, ask.segments, lora=_lora(request), nonce=ask.nonce
+        ):
+            problem = "a request is injected only under the salt of its composition"
+        if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
+            problem = "the composition is longer than the prompt"
+        return _Injection(ask, request, refused=problem)
+
+    def _usable(self, owner: str, key: str) -> Entry | None:
+        entry = self._store.get(key)
+        return entry if entry is not None and entry.owner in (owner, PUBLIC_OWNER) else None
+
+    # -- injecting ----------------------------------------------------------------------------------------------
+
+    def _match_inject(self, injection: _Injection, cached: int) -> int:
+        entries, offset = self._leading(injection), 0
+        while entries and offset + entries[0].tokens <= cached:  # wholly in the prefix cache already
+            offset += entries.pop(0).tokens
+        del entries[self._store.promotable(entries) :]
+        total = offset + sum(entry.tokens for entry in entries)
+        external = max(0, min(total, len(injection.request.prompt_token_ids) - 1) - cached)
+        injection.matched = _Match(cached, external, offset, tuple(entries))
+        return external
+
+    def _leading(self, injection: _Injection) -> list[Entry]:
+        """The leading segments whose blobs are at hand, with the prompt's own ids under them."""
+        ids = np.asarray(injection.request.prompt_token_ids, dtype=np.int32)
+        entries: list[Entry] = []
+        position = 0
+        owner = injection.ask.owner
+        injection.missing = tuple(k for k, _ in injection.ask.segments if self._usable(owner, k) is None)
+        for key, tokens in injection.ask.segments:
+            entry = self._usable(owner, key)
+            if entry is None:
+                break
+            if entry.tokens != tokens or entry.ids_digest != _digest(
+                injection.request, ids[position : position + tokens]
+            ):
+                injection.refused = "the prompt's token ids are not those of the blob"
+                break
+            entries.append(entry)
+            position += tokens
+        return entries
+
+    def _plan_load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
+        match = injection.matched
+        if not injection.admitted:
+            injection.admitted = True
+            injection.injected = external
+        if match is None or external <= 0:
+            return
+        assert external == match.external, "vLLM allocated another count than was claimed"
+        promoted = self._store.promote(match.entries)
+        assert promoted, "match() claimed only what is promotable"
+        positions = np.arange(match.cached, match.cached + external, dtype=np.int64)
+        rows = np.concatenate([entry.rows[0] for entry in match.entries])[positions - match.offset]
+        slots = self._slots(blocks, positions)
+        held = slots >= self._block_size  # block 0 is the null block: it slid out of an attention window
+        touched = dict.fromkeys(blocks[i] for i in positions // self._block_size)
+        injection.load = Load(
+            injection.request.request_id,
+            rows[held],
+            positions[held],
+            slots[held],
+            tuple(block for block in touched if block != NULL_BLOCK),
+        )
+
+    def _slots(self, blocks: Sequence[int], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slot of each position: block id times block size plus the offset within the block."""
+        table = np.asarray(blocks, dtype=np.int64)
+        return table[positions // self._block_size] * self._block_size + positions % self._block_size
+
+    # -- encoding -----------------------------------------------------------------------------------------------
+
+    def _match_encode(self, encoding: _Encoding, cached: int) -> tuple[int | None, bool]:
+        """Nothing is injected into an encode. A local hit inside a kept span would leave nothing to catch."""
+        if encoding.open and cached > encoding.ask.spans[0][0]:
+            encoding.fresh = True
+            return None, False
+        return 0, False
+
+    def _reserve(self, encoding: _Encoding) -> None:
+        if encoding.open and encoding.rows is None:
+            encoding.rows = self._store.reserve(len(encoding.positions))
+            if encoding.rows is None:
+                self._fail(
+                    encoding,
+                    f"{len(encoding.positions)} tokens do not fit the device tier of "
+                    f"{self._store.tiers[0].capacity}; raise its budget or keep less in one encode",
+                )
+
+    def _captures(self, encoding: _Encoding, tokens: int, blocks: Sequence[int]) -> list[Capture]:
+        start = encoding.request.num_computed_tokens
+        first, last = np.searchsorted(encoding.positions, (start, start + tokens))
+        if first == last or encoding.rows is None:
+            return []
+        positions = encoding.positions[first:last]
+        piece = (encoding.request.request_id, int(first), int(last))
+        return [Capture(piece, self._slots(blocks, positions), encoding.rows[first:last])]
+
+    def _arrived(self, encoding: _Encoding, first: int, last: int) -> None:
+        encoding.arrived[first:last] = True
+        if not encoding.arrived.all() or encoding.rows is None:
+            return
+        request, ids = encoding.request, encoding.request.prompt_token_ids
+        taken = 0
+        for start, stop in encoding.ask.spans:
+            key = blob_key(
+                self._secret, self._model(request), encoding.ask.owner, ids[:start], ids[start:stop]
+            )
+            rows = encoding.rows[taken : taken + stop - start]
+            self._store.commit(key, encoding.ask.owner, _digest(request, ids[start:stop]), rows)
+            encoding.blobs.append([key, stop - start])
+            taken += stop - start
+        encoding.rows = None
+
+    def _model(self, request: Any) -> str:
+        """The model a blob belongs to: an adapter makes it another one."""
+        lora = _lora(request)
+        return f"{self._fingerprint}+{lora}" if lora else self._fingerprint
+
+    def _fail(self, encoding: _Encoding, reason: str) -> None:
+        encoding.error = reason
+        if encoding.rows is not None:
+            self._store.release(encoding.rows)
+            encoding.rows = None
+
+    # -- forgetting ---------------------------------------------------------------------------------------------
+
+    def _forget(self, ask: Forget) -> int:
+        """Drop blobs and cached blocks now, and see to it that requests in flight leave none behind."""
+        names = {(ask.owner, name) for name in (*ask.keys, *ask.tags)}
+        for state in self._requests.values():
+            if isinstance(state, _Encoding | _Injection) and state.ask.owner == ask.owner:
+                self._forget_running(state, names)
+        if self._residency is not None:
+            for name in names:
+                self._residency.evict(name)
+        dropped = 0
+        for key in ask.keys:
+            entry = self._store.get(key)
+            if entry is not None and entry.owner == ask.owner:
+                dropped += self._store.forget(key)
+        return dropped
+
+    def _forget_running(self, state: _Encoding | _Injection, names: set[Name]) -> None:
+        found = {(state.ask.owner, tag): at for tag, at in reversed(state.mentions())}
+        hit = names & found.keys()
+        if not hit:
+            return
+        state.forgotten += hit
+        if isinstance(state, _Encoding) and state.open:
+            self._fail(state, "a fact in it was forgotten meanwhile")
+        if self._residency is not None:
+            first = min(found[name] for name in hit) // self._block_size
+            self._residency.evict_hashes(list(state.request.block_hashes)[first:])
+
+    def _note(self, state: _Encoding | _Injection) -> None:
+        """Remember where the facts of a request that ends are cached; evict what was forgotten while it ran."""
+        if self._residency is None:
+            return
+        owner = state.ask.owner
+        self._residency.note((((owner, tag), at) for tag, at in state.mentions()), state.request.block_hashes)
+        for name in state.forgotten:
+            self._residency.evict(name)
+
+
+def _broken_load(request: str, blocks: Sequence[int]) -> Load:
+    """A load that the worker reports as failed."""
+    nothing = np.empty(0, dtype=np.int64)
+    held = tuple(block for block in blocks if block != NULL_BLOCK)
+    return Load(request, nothing, nothing, nothing, held, broken=True)
+
+
+def _not_plain(request: Any) -> str | None:
+    """Why a prompt is not a run of text token ids, if it is not."""
+    if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
+        return "prompts given as embeddings have no token ids to verify"
+    if getattr(request, "mm_features", None):
+        return "prompts with images or audio are served as they are"
+    return None
+
+
+def _digest(request: Any, ids: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """What must be equal where a blob is encoded and where it is injected: the adapter and the token ids."""
+    return digest_ids(ids) + _lora(request).encode()
+
+
+def _lora(request: Any) -> str:
+    adapter = getattr(request, "lora_request", None)
+    return f"{adapter.lora_name}:{adapter.lora_int_id}:{adapter.lora_path}" if adapter else ""

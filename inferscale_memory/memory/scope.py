@@ -1,0 +1,49 @@
+"""Whose a fact is. The owner decides keys, salts and what may be injected; nothing crosses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import quote
+
+IDS = ("user_id", "agent_id", "run_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The ids a fact carries, or a question is asked for. At least one is set in a valid scope."""
+
+    user_id: str | None = None
+    agent_id: str | None = None
+    run_id: str | None = None
+
+    @classmethod
+    def of(cls, ids: Mapping[str, Any]) -> Scope:
+        """The scope among `ids` (arguments, filters or a payload), trimmed as mem0 does."""
+        found = {name: str(ids[name]).strip() for name in IDS if ids.get(name) is not None}
+        return cls(**{name: value for name, value in found.items() if value})
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """Those that are set."""
+        return {name: value for name in IDS if (value := getattr(self, name)) is not None}
+
+    @property
+    def owner(self) -> str:
+        """`user:`, `agent:` or `run:` and the first id that is set; the kind keeps a user apart from an agent of
+        the same name, and from the public owner. Empty in an empty scope."""
+        for name, value in self.ids.items():
+            return f"{name.removesuffix('_id')}:{value}"
+        return ""
+
+    @property
+    def key(self) -> str:
+        """All ids as one string: windows never cross it."""
+        return "&".join(f"{name}={quote(value, safe='')}" for name, value in self.ids.items())
+
+
+def fact_tag(owner: str, fact: str) -> str:
+    """The name under which an engine knows the text of a fact; it gives neither away."""
+    return blake2b(f"{owner}\0{fact}".encode(), digest_size=12).hexdigest()

@@ -1,0 +1,96 @@
+"""Puts facts into a frame: which of them fit, and in which order they stand.
+
+Relevance is decided elsewhere. A fact must never be left out silently: what did not fit is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inferscale_memory.errors import PromptError
+from inferscale_memory.prompt.segments import Prompt, Segment
+from inferscale_memory.prompt.template import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A recalled fact.
+
+    Attributes:
+        ids: token ids of its line.
+        key: blob key; None when it has no blob.
+        tag: its name, by which it is forgotten.
+        score: relevance; higher is more relevant.
+    """
+
+    ids: tuple[int, ...]
+    key: str | None = None
+    tag: str | None = None
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A prompt, and the facts that did not fit into it, in the order given."""
+
+    prompt: Prompt
+    dropped: tuple[Fact, ...]
+
+
+def compose(
+    frame: Frame,
+    facts: Sequence[Fact],
+    *,
+    owner: str,
+    max_tokens: int,
+    preamble_key: str | None = None,
+    text_last: int = 0,
+) -> Composed:
+    """A prompt of preamble, injected facts, facts as text, and suffix.
+
+    Facts stand in the order given, but facts as text follow the injected ones: first those without a blob,
+    then the `text_last` most relevant. Left out are facts longer than all the room there is, then the least
+    relevant until the rest fits; of equally relevant facts the later one counts as more relevant.
+
+    Args:
+        frame: the split conversation.
+        facts: in the order in which they shall stand.
+        owner: whose prompt this is.
+        max_tokens: most tokens of the prompt; those of the answer are not among them.
+        preamble_key: blob key of the preamble. Without it nothing is injected: only leading segments are.
+        text_last: how many of the most relevant facts stand as text, behind all others.
+
+    Raises:
+        PromptError: the conversation does not fit even without facts.
+    """
+    fixed = len(frame.preamble) + len(frame.suffix)
+    if fixed > max_tokens:
+        raise PromptError(
+            f"The conversation has {fixed} tokens and there is room for {max_tokens}: send fewer or shorter "
+            "messages, ask for a shorter answer, or start the engine with a larger max_model_len."
+        )
+    room = max_tokens - fixed
+    possible = [index for index, fact in enumerate(facts) if len(fact.ids) <= room]
+    ranked = sorted(possible, key=lambda index: facts[index].score)  # least relevant first; stable
+    size = sum(len(facts[index].ids) for index in ranked)
+    left_out = 0
+    while size > room:
+        size -= len(facts[ranked[left_out]].ids)
+        left_out += 1
+    kept = ranked[left_out:]
+    last = sorted(kept[max(0, len(kept) - text_last) :])
+    others = sorted(set(kept) - set(last))
+    injected = [facts[index] for index in others if facts[index].key is not None]
+    text = [facts[index] for index in others if facts[index].key is None]
+    text += [facts[index] for index in last]
+    prompt = Prompt(
+        owner,
+        (
+            Segment(frame.preamble, preamble_key),
+            *(Segment(fact.ids, fact.key, fact.tag) for fact in injected),
+            *(Segment(fact.ids, None, fact.tag) for fact in text),
+            Segment(frame.suffix),
+        ),
+    )
+    return Composed(prompt, tuple(fact for index, fact in enumerate(facts) if index not in set(kept)))
