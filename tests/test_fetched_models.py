@@ -3,10 +3,10 @@
 import zipfile
 
 import pytest
-from tiny_asset import make_wheel
 
 from inferscale_memory import fetch
 from inferscale_memory.errors import FetchError
+from tests.tiny_asset import make_wheel
 
 pytestmark = pytest.mark.engine
 

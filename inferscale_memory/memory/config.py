@@ -1,6 +1,8 @@
-"""What a memory is made from: mem0's own configuration, completed with local defaults, and three words of ours.
+"""What a memory is made from: mem0's own configuration, completed with local defaults, and three words of
+ours.
 
-A dictionary written for mem0 works as it is. It must never make up a service: what is not configured is local.
+A dictionary written for mem0 works as it is. It must never make up a service: what is not configured is
+local.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
 EMBEDDING_DIMENSIONS = 384
 _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
-_REMOTE = ("host", "url", "client", "path")
+_PLACES = ("host", "url", "client", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Injection:
 
     Attributes:
         k: how many memories a question brings up, unless the call says.
-        w: turns of context a fact is encoded behind: from w to 2w - 1 of them, or the whole session if shorter.
+        w: turns of context a fact is encoded behind: from w to 2w - 1 of them, or the whole session if
+            shorter.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
         heading: stands above the memories.
@@ -78,7 +81,8 @@ class Settings:
         injection: Injection | Mapping[str, Any] | None = None,
         folder: str | Path | None = None,
     ) -> Settings:
-        """Settings from mem0's configuration (object or dictionary) and ours, as arguments or in the dictionary.
+        """Settings from mem0's configuration (object or dictionary) and ours, as arguments or in the
+        dictionary.
 
         Raises ConfigurationError, and pydantic's ValidationError for mem0's part.
         """
@@ -100,7 +104,9 @@ def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> M
     folder.mkdir(parents=True, exist_ok=True)
     if "embedder" not in options:
         options["embedder"] = _local_embedder()
-    options["vector_store"] = _local_store(options.get("vector_store"), _dimensions(options["embedder"]), folder)
+    options["vector_store"] = _local_store(
+        options.get("vector_store"), _dimensions(options["embedder"]), folder
+    )
     options.setdefault("history_db_path", str(folder / "history.db"))
     llm = options.get("llm")
     if _provider(llm) not in (None, PROVIDER):
@@ -124,13 +130,14 @@ def _local_embedder() -> dict[str, Any]:
 
 
 def _local_store(store: Any, dimensions: int | None, folder: Path) -> Any:
-    """`store`, or embedded Qdrant; one that lies in a file gets its place under `folder` unless it has one."""
+    """`store`, or embedded Qdrant; one that lies in a file gets its place under `folder` unless it has
+    one."""
     if store is None:
         store = {"provider": "qdrant"}
     if not isinstance(store, Mapping) or not isinstance(store.get("config") or {}, Mapping):
         return store
     provider, config = store.get("provider", "qdrant"), dict(store.get("config") or {})
-    if provider in _IN_PROCESS_STORES and not any(config.get(name) for name in _REMOTE):
+    if provider in _IN_PROCESS_STORES and not any(config.get(name) for name in _PLACES):
         config["path"] = str(folder / provider)
     if provider in ("qdrant", "faiss") and dimensions is not None:
         config.setdefault("embedding_model_dims", dimensions)

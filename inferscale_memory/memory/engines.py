@@ -21,8 +21,8 @@ class LazyEngine:
     """Either an engine somebody made, which stays theirs, or how to make one.
 
     Attributes:
-        eager: whether writing a fact is reason enough to start it. It is where the user chose an engine, and not
-            where an app only uses mem0's own functions with an LLM of its own.
+        eager: whether writing a fact is reason enough to start it. It is where the user chose an engine, and
+            not where an app only uses mem0's own functions with an LLM of its own.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class LazyEngine:
             provider = self._options.get("provider")
             if provider is not None and provider not in PROVIDERS:
                 raise ConfigurationError(
-                    f"engine provider {provider!r} is unknown: use one of {', '.join(PROVIDERS)}, or pass an Engine"
+                    f"engine provider {provider!r} is unknown: use {' or '.join(PROVIDERS)}, or an Engine"
                 )
         elif callable(getattr(spec, "generate", None)) and callable(getattr(spec, "encode", None)):
             self._engine = spec
         else:
             raise ConfigurationError(
-                f"engine is a {type(spec).__name__}: pass a dict such as {{'provider': 'vllm', 'model': folder}}, "
-                "or an Engine"
+                f"engine is a {type(spec).__name__}: pass an Engine, or a dict such as "
+                "{'provider': 'vllm', 'model': folder}"
             )
 
     @property

@@ -29,7 +29,9 @@ def register() -> None:
 class EngineLLMConfig(BaseLlmConfig):  # type: ignore[misc]  # mem0 has no types
     """mem0's LLM options, and the engine. Greedy unless told otherwise."""
 
-    def __init__(self, engine: LazyEngine, temperature: float = 0.0, top_p: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self, engine: LazyEngine, temperature: float = 0.0, top_p: float = 1.0, **options: Any
+    ) -> None:
         super().__init__(temperature=temperature, top_p=top_p, **options)
         self.engine = engine
 

@@ -32,8 +32,8 @@ class Scope:
 
     @property
     def owner(self) -> str:
-        """`user:`, `agent:` or `run:` and the first id that is set; the kind keeps a user apart from an agent of
-        the same name, and from the public owner. Empty in an empty scope."""
+        """`user:`, `agent:` or `run:` and the first id that is set; the kind keeps a user apart from an agent
+        of the same name, and from the public owner. Empty in an empty scope."""
         for name, value in self.ids.items():
             return f"{name.removesuffix('_id')}:{value}"
         return ""

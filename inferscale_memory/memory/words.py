@@ -1,7 +1,7 @@
 """What a fact says in a prompt, read from what mem0 keeps about it.
 
-The words depend on the fact's payload alone, so a fact has the same line wherever it comes from: a write, a search
-result, or a store that somebody else filled.
+The words depend on the fact's payload alone, so a fact has the same line wherever it comes from: a write, a
+search result, or a store that somebody else filled.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Words:
 def words_of(payload: Mapping[str, Any]) -> Words:
     """The words of a fact, from its payload in the vector store.
 
-    Its date is the app's own `date`, else when mem0 created it. Its speaker is the name that came with the message,
-    else the app's own `speaker`, else the role.
+    Its date is the app's own `date`, else when mem0 created it. Its speaker is the name that came with the
+    message, else the app's own `speaker`, else the role.
     """
     own = payload.get("date")
     when = read_date(own if own not in (None, "") else payload.get("created_at"))
@@ -62,8 +62,8 @@ def payload_of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_date(value: Any) -> datetime | None:
-    """A moment out of a datetime, a date, seconds since the epoch, or text that says one. None out of all else: a
-    fact with a date nobody can read is better undated than misdated."""
+    """A moment out of a datetime, a date, seconds since the epoch, or text that says one. None out of all
+    else: a fact with a date nobody can read is better undated than misdated."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

@@ -1,8 +1,8 @@
-"""Injection on transformers: exact where it must be, refused where it may not be, and never more than a detour.
+"""Injection on transformers: exact where it must be, refused where it may not be, never more than a detour.
 
-The references are written here and share nothing with the engine: keys come out of a plain prefill's cache, are
-turned back by the angles of their own positions and forth by those of their new ones, in float64, with frequencies
-worked out from the configuration.
+The references are written here and share nothing with the engine: keys come out of a plain prefill's cache,
+are turned back by the angles of their own positions and forth by those of their new ones, in float64, with
+frequencies worked out from the configuration.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Subject:
         return logits[0].double().log_softmax(-1)
 
     def composed(self, parts: Sequence[tuple[Ids, Ids]], suffix: Ids) -> torch.Tensor:
-        """Log-probabilities [vocab] after `suffix` behind the facts of `parts`, each (context, fact), moved."""
+        """Log-probabilities [vocab] after `suffix` behind the facts of `parts`: (context, fact)s."""
         # A cache without a configuration keeps every position; the model's mask takes care of windows.
         cache, layers = DynamicCache(), self.plain.config.num_hidden_layers
         moved: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(layers)]
@@ -167,7 +167,10 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def prompt(*segments: Segment, suffix: Ids = words(99, 20), owner: str = OWNER) -> Prompt:
+SUFFIX = words(99, 20)
+
+
+def prompt(*segments: Segment, suffix: Ids = SUFFIX, owner: str = OWNER) -> Prompt:
     return Prompt(owner, (*segments, Segment(suffix)))
 
 
@@ -280,7 +283,8 @@ def test_any_order_of_blobs_is_what_those_keys_give_in_that_order(subject: Subje
     for order in ([0, 1, 2], [2, 0, 1], [1, 0], [2]):
         got = subject.engine.generate(prompt(*(blobs[i] for i in order), suffix=suffix), ONE)
         assert got.injected_tokens == sum(len(facts[i]) for i in order)
-        assert distance(table(got)[0], subject.composed([(context, facts[i]) for i in order], suffix)) <= BOUND
+        reference = subject.composed([(context, facts[i]) for i in order], suffix)
+        assert distance(table(got)[0], reference) <= BOUND
         seen.append(table(got)[0])
     assert distance(seen[0], seen[1]) > 1e-2
 
@@ -365,7 +369,7 @@ def test_a_public_blob_is_everybodys(llama: Subject) -> None:
 
 def test_a_blob_is_refused_where_the_prompt_has_other_ids(llama: Subject) -> None:
     first, second, third = llama.keep(words(42, 20), words(43, 20), words(44, 20))
-    other = Segment(second.ids[:-1] + (5,), second.key)
+    other = Segment((*second.ids[:-1], 5), second.key)
     same_as_text(llama, prompt(first, other, third), 20, "segment 1")
     shorter = Segment(second.ids[:-1], second.key)
     same_as_text(llama, prompt(first, shorter, third), 20, "other token ids")
@@ -390,9 +394,8 @@ def test_a_forgotten_blob_is_refused(llama: Subject) -> None:
 
 def test_a_small_budget_keeps_the_most_recently_used(folder: Path) -> None:
     row = 2 * 3 * 2 * 32 * 4
-    with TransformersEngine(folder, device="cpu", blob_bytes=60 * row + row // 2) as engine:
-        subject = Subject.__new__(Subject)
-        subject.folder, subject.engine = folder, engine
+    subject = Subject(folder, blob_bytes=60 * row + row // 2)
+    with subject.engine as engine:
         (a,) = subject.keep(words(50, 25))
         (b,) = subject.keep(words(51, 25))
         assert engine.generate(prompt(a), ONE).injected_tokens == 25
@@ -488,7 +491,7 @@ def test_streaming_equals_generate(llama: Subject) -> None:
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == last.token_ids == whole.token_ids
     assert last.logprobs == whole.logprobs
     assert whole.text == llama.engine.tokenizer.decode(whole.token_ids, skip_special_tokens=True)
-    assert (whole.finish_reason, 0 < whole.ttft_s) == ("length", True)
+    assert (whole.finish_reason, whole.ttft_s > 0) == ("length", True)
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llama: Subject) -> None:
@@ -562,9 +565,8 @@ def test_the_async_face_is_the_same_engine(llama: Subject) -> None:
 
 def test_many_threads_get_the_answers_each_would_get_alone(folder: Path) -> None:
     options = SamplingOptions(max_tokens=12, ignore_eos=True)
-    with TransformersEngine(folder, device="cpu") as engine:
-        subject = Subject.__new__(Subject)
-        subject.folder, subject.engine = folder, engine
+    subject = Subject(folder)
+    with subject.engine as engine:
         alone: dict[int, Ids] = {}
         together: dict[int, Ids] = {}
 
@@ -716,33 +718,27 @@ def refused_and_served(folder: Path, name: str) -> None:
         assert engine.forget(OWNER, ["0" * 40]) == 0
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 1024,
+    "factor": 4.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "rope"),
-    [
-        ("dynamic", {"rope_type": "dynamic", "factor": 2.0}),
-        (
-            "longrope",
-            {
-                "rope_type": "longrope",
-                "short_factor": [1.0] * 16,
-                "long_factor": [2.0] * 16,
-                "original_max_position_embeddings": 1024,
-                "factor": 4.0,
-            },
-        ),
-    ],
+    ("family", "rope"),
+    [("llama", {"rope_type": "dynamic", "factor": 2.0}), ("llama", _LONGROPE), ("phi3", _LONGROPE)],
 )
-@pytest.mark.parametrize("family", ["llama", "phi3"])
-def test_rotary_variants_that_depend_on_the_length(
-    tmp_path: Path, family: str, name: str, rope: dict[str, Any]
-) -> None:
+def test_rotary_variants_that_depend_on_the_length(tmp_path: Path, family: str, rope: dict[str, Any]) -> None:
     tiny_model(
         family,
         tmp_path,
         rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 1.0, **rope},
         original_max_position_embeddings=1024,
     )
-    refused_and_served(tmp_path, name)
+    refused_and_served(tmp_path, rope["rope_type"])
 
 
 def test_a_family_that_is_not_known(tmp_path: Path) -> None:
@@ -757,13 +753,15 @@ def test_a_family_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_attention_in_both_directions(tmp_path: Path) -> None:
-    refused_and_served(tiny_model("gemma3_text", tmp_path, use_bidirectional_attention=True), "both directions")
+    tiny_model("gemma3_text", tmp_path, use_bidirectional_attention=True)
+    refused_and_served(tmp_path, "both directions")
 
 
 def test_yarn_is_moved_by_the_models_own_rotation(tmp_path: Path) -> None:
     """YaRN scales cos and sin; a chain is exact under it too."""
-    rope = {"rope_theta": 10_000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-    subject = Subject(tiny_model("qwen3", tmp_path, rope_parameters=rope))
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    rope_parameters = {"rope_theta": 10_000.0, **rope}
+    subject = Subject(tiny_model("qwen3", tmp_path, rope_parameters=rope_parameters))
     asked = prompt(*subject.keep(words(1, 40), words(2, 33)))
     got = subject.engine.generate(asked, EIGHT)
     assert got.injected_tokens == 73

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from chat_templates import (
+from tests.prompt.chat_templates import (
     ALL,
     BOS,
     CHATML_WITH_DEFAULT,

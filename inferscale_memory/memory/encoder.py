@@ -1,0 +1,249 @@
+"""Encoding follows writing: a worker thread turns written facts into blobs, in batches.
+
+A fact waits here by id only; what is encoded is read from the journal when its turn comes, so a fact that was
+forgotten meanwhile is passed over, and an encode that finishes after its fact was forgotten is discarded. It
+must never make anybody's answer wait: a fact without a blob is served as text.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Condition, Thread, current_thread
+
+from inferscale_memory.engine.base import EncodeResult, Engine
+from inferscale_memory.errors import EngineError
+from inferscale_memory.journal import Fact, Journal, LedgerEntry
+from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.plan import Planned, Planner, fact_words
+from inferscale_memory.prompt import PUBLIC_OWNER
+
+Progress = Callable[[int, int], None]
+"""Told how many facts are done, of how many."""
+
+BATCH = 64
+CAPACITY = 4096
+_ATTEMPTS = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Encoder:
+    """Facts on their way to becoming blobs.
+
+    Attributes:
+        failed: ids of facts that could not be encoded, and why; they are served as text.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        engine: LazyEngine,
+        at_hand: AtHand,
+        preambles: Preambles,
+        *,
+        w: int,
+        check: Callable[[Sequence[str]], None],
+    ) -> None:
+        """`check` brings the journal in step with the store for the ids it is given."""
+        self.failed: dict[str, str] = {}
+        self._journal = journal
+        self._engine = engine
+        self._at_hand = at_hand
+        self._preambles = preambles
+        self._w = w
+        self._check = check
+        self._changed = Condition()
+        self._waiting: dict[str, bool] = {}  # id -> whether to check it first
+        self._working = 0
+        self._done = 0
+        self._attempts: dict[tuple[str, str], int] = {}
+        self._broken: Exception | None = None
+        self._closed = False
+        self._thread: Thread | None = None
+
+    # -- from outside ----------------------------------------------------------------------------------------
+
+    def submit(self, ids: Iterable[str], *, wait: bool, check: bool = False) -> None:
+        """Have these facts encoded. With `wait`, blocks while `CAPACITY` facts are waiting; without, facts
+        beyond that are left for their next recall. Does nothing where there is no engine and none is to be
+        started.
+
+        Args:
+            check: the journal may not know them, or in other words.
+        """
+        if self._engine.started is None and not self._engine.eager:
+            return
+        wait = wait and current_thread() is not self._thread
+        with self._changed:
+            for fact in ids:
+                if wait:
+                    self._changed.wait_for(lambda: len(self._waiting) < CAPACITY or self._closed)
+                if self._closed or len(self._waiting) >= CAPACITY:
+                    return
+                self._waiting[fact] = check or self._waiting.get(fact, False)
+                self._changed.notify_all()
+            if self._waiting and self._thread is None:
+                self._thread = Thread(target=self._work, name="inferscale-encoder", daemon=True)
+                self._thread.start()
+
+    def flush(self, progress: Progress | None = None, timeout: float | None = None) -> None:
+        """Wait until nothing is waiting. Raises the engine's error if it could not be started, TimeoutError
+        after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        start, shown = self._done, (0, 0)
+        while True:
+            with self._changed:
+                done, left = self._done - start, len(self._waiting) + self._working
+            if progress is not None and (done, done + left) != shown:
+                progress(done, done + left)
+                shown = (done, done + left)
+            if not left:
+                break
+            rest = None if deadline is None else deadline - time.monotonic()
+            if rest is not None and rest <= 0:
+                raise TimeoutError(f"{left} facts are still waiting to be encoded after {timeout} s")
+            with self._changed:
+                if len(self._waiting) + self._working == left:
+                    self._changed.wait(rest)
+        with self._changed:
+            broken, self._broken = self._broken, None
+        if broken is not None:
+            raise broken
+
+    def close(self) -> None:
+        """Stop after the batch under way. What is still waiting is encoded when it is next recalled."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- the worker ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (batch := self._take()) is not None:
+            try:
+                self._encode(batch)
+            except Exception as error:
+                _log.warning("%d facts stay text for now: %s", len(batch), error)
+                self._give_up(error)
+            finally:
+                with self._changed:
+                    self._done += len(batch)
+                    self._working = 0
+                    self._changed.notify_all()
+
+    def _take(self) -> dict[str, bool] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            batch = {fact: self._waiting.pop(fact) for fact in list(self._waiting)[:BATCH]}
+            self._working = len(batch)
+            self._changed.notify_all()
+            return batch
+
+    def _give_up(self, error: Exception) -> None:
+        """The engine itself failed: what is waiting would fail too."""
+        with self._changed:
+            self._broken = error
+            if isinstance(error, EngineError):
+                self._done += len(self._waiting)
+                self._waiting.clear()
+
+    def _encode(self, batch: Mapping[str, bool]) -> None:
+        doubtful = [fact for fact, check in batch.items() if check]
+        if doubtful:
+            self._check(doubtful)
+        engine = self._engine.get()
+        if engine.unsupported is not None:
+            return
+        template = self._engine.template
+        self._preambles.key(engine, PUBLIC_OWNER, template.split([{"role": "user", "content": "?"}]).preamble)
+        planner = Planner(self._journal, template, w=self._w, max_tokens=engine.max_model_len - 2)
+        facts = self._wanted(engine, planner, list(batch))
+        planned = planner.plan(facts)
+        again: list[Planned] = []
+        for plan, result in self._run(engine, planned):
+            if result.refs or len(plan.kept) == 1:
+                self._settle(engine, plan, result)
+            else:
+                again += plan.apart()
+        for plan, result in self._run(engine, again):
+            self._settle(engine, plan, result)
+
+    @staticmethod
+    def _run(engine: Engine, planned: Sequence[Planned]) -> list[tuple[Planned, EncodeResult]]:
+        if not planned:
+            return []
+        results = engine.encode([plan.request for plan in planned])
+        return list(zip(planned, results, strict=True))
+
+    def _wanted(self, engine: Engine, planner: Planner, ids: Sequence[str]) -> list[Fact]:
+        """Those of `ids` that exist, can be encoded, and have no blob at hand."""
+        facts = self._journal.facts(ids)
+        kept = self._have_blobs(engine, facts)
+        wanted = []
+        for fact in facts.values():
+            tried = self._attempts.get((fact.fact, fact_words(fact).digest), 0)
+            if fact.fact in kept or tried >= _ATTEMPTS:
+                continue
+            if planner.fits(fact):
+                wanted.append(fact)
+            else:
+                self._fail(fact, f"it has more tokens than one encode can hold ({engine.max_model_len})")
+        return wanted
+
+    def _have_blobs(self, engine: Engine, facts: Mapping[str, Fact]) -> set[str]:
+        """Ids of the facts whose blob is at hand. What the ledger says beyond that is struck."""
+        entries = [
+            entry
+            for name, entry in self._journal.ledger(facts, engine.fingerprint).items()
+            if entry.line == fact_words(facts[name]).digest
+        ]
+        at_hand: set[str] = set()
+        for owner in {entry.owner for entry in entries}:
+            keys = [entry.key for entry in entries if entry.owner == owner]
+            at_hand |= self._at_hand.confirm(engine, owner, keys)
+        lost = [entry.key for entry in entries if entry.key not in at_hand]
+        if lost:
+            self._journal.strike_blobs(lost)
+        return {entry.fact for entry in entries if entry.key in at_hand}
+
+    def _settle(self, engine: Engine, plan: Planned, result: EncodeResult) -> None:
+        if not result.refs:
+            for kept in plan.kept:
+                self._fail(kept.fact, result.error or "the engine gave no reason")
+            return
+        late = []
+        for kept, ref in zip(plan.kept, result.refs, strict=True):
+            fact = kept.fact
+            entry = LedgerEntry(
+                fact.fact, fact.owner, engine.fingerprint, ref.key, ref.tokens, fact_words(fact).digest
+            )
+            if self._journal.enter_blob(entry, fact, kept.context):
+                self._at_hand.add([ref.key])
+                self._attempts.pop((fact.fact, entry.line), None)
+                self.failed.pop(fact.fact, None)
+            else:
+                late.append((fact.fact, ref.key))
+        if late:
+            self._discard(engine, plan, late)
+
+    def _discard(self, engine: Engine, plan: Planned, late: Sequence[tuple[str, str]]) -> None:
+        """Something in the window, or the fact, was forgotten while it was encoded."""
+        known = self._journal.facts(fact.fact for fact in plan.mentioned)
+        dead = [fact.tag for fact in plan.mentioned if known.get(fact.fact) != fact]
+        engine.forget(plan.request.owner, [key for _, key in late], dead)
+        self._at_hand.drop(key for _, key in late)
+        self.submit([fact for fact, _ in late if fact in known], wait=False)
+
+    def _fail(self, fact: Fact, reason: str) -> None:
+        name = (fact.fact, fact_words(fact).digest)
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        self.failed[fact.fact] = reason
+        _log.warning("Memory %s stays text: %s", fact.fact, reason)

@@ -1,0 +1,185 @@
+"""The one way in: a decorator around mem0's vector store that sees every write of a fact.
+
+mem0 writes facts nowhere else, whichever of its paths it takes. The decorator must change nothing mem0 can
+see: it forwards every attribute, has a keyword search only where the store has one, and is wrapped around
+    real stores only.
+Stores that lie in this process are called by one thread at a time: mem0's are not safe otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any, Protocol
+
+from mem0.vector_stores.base import VectorStoreBase
+
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Ids and payloads of facts."""
+
+_UNSAFE_PROVIDERS = ("FAISS", "ChromaDB")
+
+
+class Mirror(Protocol):
+    """Is told what happened to facts, after the store has done it."""
+
+    def expect(self, ids: Sequence[str]) -> None:
+        """Facts with these ids are about to be written."""
+
+    def written(self, rows: Rows) -> None: ...
+    def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
+    def deleted(self, ids: Sequence[str]) -> None: ...
+    def cleared(self) -> None:
+        """All facts are gone."""
+
+
+class _Deaf:
+    """The mirror of a store that holds no facts."""
+
+    def expect(self, ids: Sequence[str]) -> None: ...
+    def written(self, rows: Rows) -> None: ...
+    def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
+    def deleted(self, ids: Sequence[str]) -> None: ...
+    def cleared(self) -> None: ...
+
+
+class _Nothing(AbstractContextManager[None]):
+    def __exit__(self, *raised: object) -> None:
+        return None
+
+
+class StoreLock:
+    """What the stores of one memory are called under: a lock where they lie in this process, else nothing.
+
+    mem0's entity store may share the client of the fact store, so the first store decides for both.
+    """
+
+    def __init__(self) -> None:
+        self.held: AbstractContextManager[Any] | None = None
+
+    def settle(self, store: Any) -> None:
+        if self.held is None:
+            unsafe = getattr(store, "is_local", False) or type(store).__name__ in _UNSAFE_PROVIDERS
+            self.held = RLock() if unsafe else _Nothing()
+
+    def __enter__(self) -> None:
+        assert self.held is not None, "settle() comes first"
+        self.held.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        assert self.held is not None, "settle() comes first"
+        self.held.__exit__(*raised)
+
+
+def mirrored(store: Any, lock: StoreLock, mirror: Mirror | None) -> Any:
+    """`store` behind `lock`, its writes told to `mirror`. Whatever is no vector store, or is wrapped, stays
+    as it is."""
+    if not isinstance(store, VectorStoreBase) or isinstance(store, MirroredStore):
+        return store
+    lock.settle(store)
+    has_keywords = type(store).keyword_search is not VectorStoreBase.keyword_search
+    wrap = _KeywordStore if has_keywords else MirroredStore
+    return wrap(store, lock, mirror or _Deaf())
+
+
+class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
+    """A vector store and its mirror.
+
+    Updates and deletes of one memory happen one after the other, so that the mirror sees them in the store's
+    order.
+    """
+
+    def __init__(self, inner: Any, lock: StoreLock, mirror: Mirror) -> None:
+        self._inner = inner
+        self._lock = lock
+        self._mirror = mirror
+        self._order = RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # copying asks for it before it exists
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    # -- writes ----------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        vectors: Any,
+        payloads: Sequence[Mapping[str, Any]] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> Any:
+        rows = list(zip(ids, payloads, strict=True)) if ids is not None and payloads is not None else []
+        self._mirror.expect([fact for fact, _ in rows])
+        with self._lock:
+            done = self._inner.insert(vectors=vectors, payloads=payloads, ids=ids)
+        self._mirror.written(rows)
+        return done
+
+    def update(self, vector_id: str, vector: Any = None, payload: Mapping[str, Any] | None = None) -> Any:
+        with self._order:
+            with self._lock:
+                done = self._inner.update(vector_id, vector=vector, payload=payload)
+                if payload is not None and "data" not in payload:  # some stores merge: what do they hold now?
+                    payload = getattr(self._inner.get(vector_id), "payload", None)
+            if payload is not None:
+                self._mirror.updated(vector_id, payload)
+            return done
+
+    def delete(self, vector_id: str) -> Any:
+        with self._order:
+            with self._lock:
+                done = self._inner.delete(vector_id)
+            self._mirror.deleted([vector_id])
+            return done
+
+    def delete_col(self) -> Any:
+        return self._clear("delete_col")
+
+    def reset(self) -> Any:
+        return self._clear("reset")
+
+    def _clear(self, method: str) -> Any:
+        with self._order:
+            with self._lock:
+                done = getattr(self._inner, method)()
+            self._mirror.cleared()
+            return done
+
+    # -- the rest --------------------------------------------------------------------------------------------
+
+    def create_col(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.create_col(*args, **options)
+
+    def search(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.search(*args, **options)
+
+    def search_batch(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.search_batch(*args, **options)
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.get(*args, **options)
+
+    def list(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.list(*args, **options)
+
+    def list_cols(self) -> Any:
+        with self._lock:
+            return self._inner.list_cols()
+
+    def col_info(self) -> Any:
+        with self._lock:
+            return self._inner.col_info()
+
+
+class _KeywordStore(MirroredStore):
+    """Where the store has a keyword search of its own: mem0 asks the class."""
+
+    def keyword_search(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._inner.keyword_search(*args, **options)

@@ -1,0 +1,173 @@
+"""From facts in the journal to encode requests: what stands before each, and what is kept.
+
+A fact that is word for word a turn is encoded in its place in the session, behind the turns before it. A fact
+that was drawn out of turns stands behind the last of them, after its siblings. A fact without a conversation
+stands alone. Windows must never cross a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from inferscale_memory.engine.base import EncodeRequest, Span
+from inferscale_memory.journal import Context, Fact, Journal, Turn
+from inferscale_memory.memory.words import Words
+from inferscale_memory.prompt import EncodePlan, PromptTemplate, plan_session
+from inferscale_memory.prompt import Turn as Line
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A fact whose blob one encode yields, and what that blob's window holds."""
+
+    fact: Fact
+    context: Context
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An encode request; `kept` has one entry per span, `mentioned` every fact whose words are in it."""
+
+    request: EncodeRequest
+    kept: tuple[Kept, ...]
+    mentioned: tuple[Fact, ...]
+
+    def apart(self) -> list[Planned]:
+        """The same with an encode of its own for every fact, for when the whole could not be done at once."""
+        return [
+            Planned(
+                EncodeRequest(
+                    self.request.owner,
+                    self.request.ids[: span.stop],
+                    (span,),
+                    _before(self.request, span.stop),
+                ),
+                (kept,),
+                self.mentioned,
+            )
+            for span, kept in zip(self.request.spans, self.kept, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One line of a session: a turn, a fact, or a fact that is a turn. `says`: facts whose words are in
+    it."""
+
+    ids: tuple[int, ...]
+    turn: int | None
+    fact: Fact | None
+    says: tuple[Fact, ...]
+
+
+def fact_words(fact: Fact) -> Words:
+    return Words(fact.text, fact.speaker, fact.when)
+
+
+class Planner:
+    """Plans encodes for one model."""
+
+    def __init__(self, journal: Journal, template: PromptTemplate, *, w: int, max_tokens: int) -> None:
+        self._journal = journal
+        self._template = template
+        self._w = w
+        self._max_tokens = max_tokens
+
+    def fits(self, fact: Fact) -> bool:
+        """Whether the fact can be encoded at all, alone."""
+        return len(self._template.encode_preamble) + len(self._fact_ids(fact)) <= self._max_tokens
+
+    def plan(self, facts: Sequence[Fact]) -> list[Planned]:
+        """Encodes that together keep every one of `facts` once. All of them must fit."""
+        planned = []
+        wanted = {fact.fact for fact in facts}
+        for group in self._groups(facts, wanted):
+            keep = [number for number, item in enumerate(group) if item.fact and item.fact.fact in wanted]
+            plans = plan_session(
+                [Line(item.ids) for item in group],
+                keep=keep,
+                preamble=self._template.encode_preamble,
+                w=self._w,
+                max_tokens=self._max_tokens,
+            )
+            planned += [self._planned(plan, group) for plan in plans]
+        return planned
+
+    def _groups(self, facts: Sequence[Fact], wanted: set[str]) -> Iterator[list[_Item]]:
+        """Lists of lines, each to be planned as one session."""
+        for fact in facts:
+            if fact.session is None:
+                yield [self._fact_item(fact)]
+        for session in dict.fromkeys(fact.session for fact in facts if fact.session is not None):
+            here = self._journal.facts_of_session(session)
+            turns = self._turn_items(self._journal.turns_of_session(session), here)
+            if any(fact.verbatim and fact.fact in wanted for fact in here):
+                yield turns
+            drawn = [fact for fact in here if not fact.verbatim]
+            for last in dict.fromkeys(_last_turn(fact) for fact in drawn if fact.fact in wanted):
+                before = [item for item in turns if last is None or (item.turn or 0) <= last]
+                yield [*before, *(self._fact_item(fact) for fact in drawn if _last_turn(fact) == last)]
+
+    def _turn_items(self, turns: Sequence[Turn], facts: Sequence[Fact]) -> list[_Item]:
+        said: dict[int, list[Fact]] = {turn.number: [] for turn in turns}
+        for fact in facts:
+            for number in fact.turns:
+                said.setdefault(number, []).append(fact)
+        items = []
+        for turn in turns:
+            itself = next((fact for fact in said[turn.number] if fact.verbatim), None)
+            words = fact_words(itself) if itself else Words(turn.text or "", turn.speaker, turn.when)
+            items.append(_Item(self._ids(words), turn.number, itself, tuple(said[turn.number])))
+        return items
+
+    def _fact_item(self, fact: Fact) -> _Item:
+        return _Item(self._fact_ids(fact), None, fact, (fact,))
+
+    def _fact_ids(self, fact: Fact) -> tuple[int, ...]:
+        return self._ids(fact_words(fact))
+
+    def _ids(self, words: Words) -> tuple[int, ...]:
+        return self._template.fact_ids(words.line)
+
+    def _planned(self, plan: EncodePlan, group: Sequence[_Item]) -> Planned:
+        first, starts = self._laid_out(plan, group)
+        facts = [fact for number in plan.kept if (fact := group[number].fact) is not None]
+        kept = tuple(
+            Kept(fact, _context(group[first:number])) for fact, number in zip(facts, plan.kept, strict=True)
+        )
+        stand = group[first : plan.kept[-1] + 1]
+        mentions = [
+            (fact.tag, start) for item, start in zip(stand, starts, strict=True) for fact in item.says
+        ]
+        request = EncodeRequest(
+            facts[0].owner, plan.ids, tuple(Span(*span) for span in plan.spans), tuple(mentions)
+        )
+        return Planned(request, kept, tuple(_distinct(fact for item in stand for fact in item.says)))
+
+    def _laid_out(self, plan: EncodePlan, group: Sequence[_Item]) -> tuple[int, list[int]]:
+        """Index of the first line of `plan`, and where each of its lines begins."""
+        first, position = plan.kept[-1] + 1, len(plan.ids)
+        starts: list[int] = []
+        while position > len(self._template.encode_preamble):
+            first -= 1
+            position -= len(group[first].ids)
+            starts.insert(0, position)
+        return first, starts
+
+
+def _context(before: Sequence[_Item]) -> Context:
+    facts = tuple(item.fact for item in before if item.fact is not None)
+    return Context(facts, tuple(item.turn for item in before if item.turn is not None))
+
+
+def _distinct(facts: Iterable[Fact]) -> list[Fact]:
+    return list({fact.fact: fact for fact in facts}.values())
+
+
+def _last_turn(fact: Fact) -> int | None:
+    return max(fact.turns, default=None)
+
+
+def _before(request: EncodeRequest, stop: int) -> tuple[tuple[str, int], ...]:
+    return tuple((tag, start) for tag, start in request.mentions if start < stop)

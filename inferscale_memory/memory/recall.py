@@ -1,0 +1,219 @@
+"""The read path: from what a search found to a prompt with the right blobs in it, and from its answer to a
+reply.
+
+It must never wait for an encode of a fact: one without a blob goes as text, and its encode is asked for
+    behind the
+answer. It must never inject a blob made of other words than the fact has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+from inferscale_memory.engine.base import Completion, Engine, SamplingOptions
+from inferscale_memory.errors import PromptError
+from inferscale_memory.journal import Journal
+from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.config import Injection
+from inferscale_memory.memory.encoder import Encoder
+from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings
+from inferscale_memory.memory.scope import Scope, fact_tag
+from inferscale_memory.memory.words import Words, payload_of, words_of
+from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
+
+Messages = str | Sequence[Message]
+Result = Mapping[str, Any]
+"""One of mem0's search results."""
+
+
+def conversation(messages: Messages) -> list[Message]:
+    """A question on its own is a conversation of one turn."""
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+
+
+def question(messages: Sequence[Message]) -> str:
+    """What to search for: the user's last words. Raises PromptError when there are none."""
+    for message in reversed(messages):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, list | tuple):
+                parts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+                content = "\n".join(part for part in parts if isinstance(part, str))
+            if isinstance(content, str) and content.strip():
+                return content.strip()
+            break
+    raise PromptError("The question is empty: pass some text, or messages that end with a user's words.")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search result as the prompt needs it."""
+
+    recalled: Recalled
+    words: Words
+    owner: str
+    tag: str
+    ids: tuple[int, ...]
+
+
+class Recall:
+    """Composes prompts and reads replies."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        engine: LazyEngine,
+        encoder: Encoder,
+        at_hand: AtHand,
+        preambles: Preambles,
+        injection: Injection,
+    ) -> None:
+        self._journal = journal
+        self._engine = engine
+        self._encoder = encoder
+        self._at_hand = at_hand
+        self._preambles = preambles
+        self._injection = injection
+        self._line_ids = lru_cache(maxsize=1 << 16)(self._tokenize)
+
+    def _tokenize(self, line: str) -> tuple[int, ...]:
+        return self._engine.template.fact_ids(line)
+
+    # -- before the answer -----------------------------------------------------------------------------------
+
+    def read(self, results: Sequence[Result]) -> list[Found]:
+        """Search results in mem0's order, the most relevant first."""
+        found = []
+        for result in results:
+            payload = payload_of(result)
+            words, owner = words_of(payload), Scope.of(payload).owner
+            recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
+            tag = fact_tag(owner, recalled.id)
+            found.append(Found(recalled, words, owner, tag, self._line_ids(words.line)))
+        return found
+
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        results: Sequence[Result],
+        scope: Scope,
+        *,
+        max_tokens: int,
+        search_s: float,
+    ) -> Prepared:
+        """A prompt for `messages` with the facts of `results`, the most relevant nearest to the question.
+
+        Args:
+            max_tokens: most tokens of the answer, for which room is left.
+            search_s: seconds the search took, handed on.
+
+        Raises:
+            PromptError: an empty question, or messages that do not fit.
+        """
+        started = perf_counter()
+        engine, template = self._engine.get(), self._engine.template
+        frame = template.split(messages)
+        found = self.read(results)
+        keys = self._keys(engine, scope.owner, found)
+        facts = [
+            Fact(item.ids, keys.get(item.tag), item.tag, item.recalled.score) for item in reversed(found)
+        ]
+        composed = compose(
+            frame,
+            facts,
+            owner=scope.owner,
+            max_tokens=engine.max_model_len - max_tokens,
+            preamble_key=self._preamble_key(engine, frame, scope.owner) if keys else None,
+            text_last=self._injection.text_last,
+        )
+        prompt = composed.prompt
+        if len(composed.dropped) == len(facts):  # no facts, no heading above them
+            prompt = Prompt(scope.owner, (Segment(template.plain(messages)),))
+        dropped = {fact.tag for fact in composed.dropped}
+        injected = {segment.tag for segment in prompt.composition}
+        return Prepared(
+            prompt,
+            tuple(
+                replace(item.recalled, injected=item.tag in injected)
+                for item in found
+                if item.tag not in dropped
+            ),
+            tuple(item.recalled for item in found if item.tag in dropped),
+            search_s,
+            perf_counter() - started,
+        )
+
+    def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
+        """An app's own system text may hold a user's words, so its blob is that user's."""
+        return self._preambles.key(engine, PUBLIC_OWNER if frame.system is None else owner, frame.preamble)
+
+    def _keys(self, engine: Engine, owner: str, found: Sequence[Found]) -> dict[str, str]:
+        """Tag -> blob key of those facts of `owner` whose blob is at hand. The others are asked for."""
+        if engine.unsupported is not None:
+            return {}
+        own = {item.recalled.id: item for item in found if item.owner == owner}
+        entries = {
+            fact: entry
+            for fact, entry in self._journal.ledger(own, engine.fingerprint).items()
+            if entry.line == own[fact].words.digest
+        }
+        at_hand = self._at_hand.confirm(engine, owner, (entry.key for entry in entries.values()))
+        keys = {own[fact].tag: entry.key for fact, entry in entries.items() if entry.key in at_hand}
+        missing = [fact for fact, item in own.items() if item.tag not in keys]
+        self._encoder.submit(missing, wait=False, check=True)
+        return keys
+
+    # -- the answer ------------------------------------------------------------------------------------------
+
+    def answer(self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float) -> Reply:
+        """The engine's answer. `called`: when the user's call came in, by `perf_counter`."""
+        prompt = prepared.prompt if inject else prepared.prompt.as_text()
+        before = perf_counter() - called
+        completion = self._engine.get().generate(prompt, options)
+        return self._reply(prepared, completion, before + completion.ttft_s, inject=inject)
+
+    def stream(
+        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> Iterator[ReplyChunk]:
+        """The same, piece by piece."""
+        prompt = prepared.prompt if inject else prepared.prompt.as_text()
+        before = perf_counter() - called
+        for chunk in self._engine.get().stream(prompt, options):
+            reply = None
+            if chunk.completion is not None:
+                ttft_s = before + chunk.completion.ttft_s
+                reply = self._reply(prepared, chunk.completion, ttft_s, inject=inject)
+            yield ReplyChunk(chunk.text, reply)
+
+    def _reply(self, prepared: Prepared, completion: Completion, ttft_s: float, *, inject: bool) -> Reply:
+        if inject and completion.refused is not None:
+            self._doubt(prepared.prompt)
+        placed = _placed(prepared.prompt, completion) if inject else set()
+        memories = tuple(
+            replace(memory, injected=memory.injected and fact_tag(prepared.prompt.owner, memory.id) in placed)
+            for memory in prepared.memories
+        )
+        timings = Timings(prepared.search_s, prepared.compose_s, ttft_s)
+        return Reply(completion.text, memories, prepared.dropped, completion, timings)
+
+    def _doubt(self, prompt: Prompt) -> None:
+        """The engine has lost some of these blobs: ask it about them when they are next recalled."""
+        self._at_hand.drop(segment.key for segment in prompt.composition if segment.key is not None)
+
+
+def _placed(prompt: Prompt, completion: Completion) -> set[str | None]:
+    """Tags of the segments that were injected, or hit because an earlier prompt had injected them."""
+    if completion.refused is None:
+        return {segment.tag for segment in prompt.composition}
+    placed, end = set(), 0
+    for segment in prompt.composition:
+        end += len(segment.ids)
+        if end > completion.injected_tokens:
+            break
+        placed.add(segment.tag)
+    return placed

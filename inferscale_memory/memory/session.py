@@ -1,0 +1,165 @@
+"""A conversation: it keeps its composition, so that each turn prefills only what is new.
+
+The token ids of a turn begin with all ids of the turn before, answer included. What is newly recalled is put
+into the user's message as text. It must never show a memory that was forgotten or reworded: then the whole
+prompt is composed anew, and so it is when the context is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Protocol
+
+from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.memory.core import Core
+from inferscale_memory.memory.recall import Found, Result, question
+from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
+from inferscale_memory.memory.scope import Scope
+from inferscale_memory.prompt import Message, PromptTemplate, Segment
+
+_ALSO = "You also remember:\n"
+_STAND_INS = ("yes", "no")
+
+
+class Search(Protocol):
+    """mem0's search, scope and filters settled."""
+
+    def __call__(self, text: str, k: int) -> Sequence[Result]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the next turn goes on from: the prompt so far and its answer, and the memories in it as worded."""
+
+    prepared: Prepared
+    answer: tuple[int, ...]
+    wordings: dict[str, str]
+
+
+class ChatSession:
+    """One conversation of one owner. Not for several threads at once.
+
+    Attributes:
+        messages: the conversation so far, in the form chat APIs use; it only grows.
+    """
+
+    def __init__(
+        self, core: Core, search: Search, scope: Scope, *, k: int, system: str | None = None
+    ) -> None:
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._core = core
+        self._search = search
+        self._scope = scope
+        self._k = k
+        self._kept: _Kept | None = None
+
+    def chat(self, text: str, *, options: SamplingOptions | None = None, inject: bool = True) -> Reply:
+        """The answer to `text`, which becomes part of the conversation. Raises PromptError when `text` is
+        empty."""
+        called, options = perf_counter(), options or SamplingOptions()
+        prepared = self._prepare(text, options.max_tokens)
+        reply = self._core.recall.answer(prepared, options, inject=inject, called=called)
+        self._remember(text, prepared, reply)
+        return reply
+
+    def stream(
+        self, text: str, *, options: SamplingOptions | None = None, inject: bool = True
+    ) -> Iterator[ReplyChunk]:
+        """The same, piece by piece. An answer that is not read to its end does not become part of the
+        conversation."""
+        called, options = perf_counter(), options or SamplingOptions()
+        prepared = self._prepare(text, options.max_tokens)
+        for chunk in self._core.recall.stream(prepared, options, inject=inject, called=called):
+            if chunk.reply is not None:
+                self._remember(text, prepared, chunk.reply)
+            yield chunk
+
+    def recompose(self) -> None:
+        """Compose the next turn's prompt anew, with whatever is recalled then standing before the
+        conversation."""
+        self._kept = None
+
+    def _prepare(self, text: str, max_tokens: int) -> Prepared:
+        messages = [*self.messages, {"role": "user", "content": text}]
+        started = perf_counter()
+        results = self._search(question(messages[-1:]), self._k)
+        search_s = perf_counter() - started
+        if self._kept is not None and self._core.wordings(list(self._kept.wordings)) == self._kept.wordings:
+            prepared = self._continued(self._kept, text, results, max_tokens, search_s)
+            if prepared is not None:
+                return prepared
+        return self._core.recall.prepare(
+            messages, results, self._scope, max_tokens=max_tokens, search_s=search_s
+        )
+
+    def _continued(
+        self, kept: _Kept, text: str, results: Sequence[Result], max_tokens: int, search_s: float
+    ) -> Prepared | None:
+        """The prompt of the turn before, its answer, and this turn. None where they do not fit, or where the
+        chat template cannot be continued."""
+        started = perf_counter()
+        before = kept.prepared
+        seen = {memory.id for memory in before.memories}
+        new = [item for item in self._core.recall.read(results) if item.recalled.id not in seen]
+        template, engine = self._core.engine.template, self._core.engine.get()
+        turn = _turn_ids(template, _with_memories(text, new))
+        if turn is None:
+            return None
+        added = [Segment(kept.answer)] if kept.answer else []
+        prompt = replace(before.prompt, segments=(*before.prompt.segments, *added, *_tagged(turn, new)))
+        if len(prompt.ids) + max_tokens > engine.max_model_len:
+            return None
+        return Prepared(
+            prompt,
+            (*(item.recalled for item in new), *before.memories),
+            before.dropped,
+            search_s,
+            perf_counter() - started,
+        )
+
+    def _remember(self, text: str, prepared: Prepared, reply: Reply) -> None:
+        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply.text}]
+        answer = reply.completion.token_ids
+        if answer and answer[-1] in self._core.engine.get().tokenizer.all_special_ids:
+            answer = answer[:-1]  # the chat template ends the turn itself
+        ids = [memory.id for memory in prepared.memories]
+        self._kept = _Kept(prepared, answer, self._core.wordings(ids))
+
+
+def _with_memories(text: str, new: Sequence[Found]) -> str:
+    lines = "".join(item.words.line for item in reversed(new))  # the most relevant nearest to the question
+    return f"{_ALSO}{lines}\n{text}" if new else text
+
+
+def _turn_ids(template: PromptTemplate, text: str) -> tuple[int, ...] | None:
+    """Ids from the end of an answer to the opening of the next one, with the user's `text` in between.
+
+    They are what two conversations that differ in the answer alone have in common behind it. None where the
+    template leaves answers out.
+    """
+    one, other = (
+        template.split(
+            [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": text},
+            ]
+        ).suffix
+        for answer in _STAND_INS
+    )
+    if one == other:
+        return None
+    common = 0
+    while one[-1 - common] == other[-1 - common]:
+        common += 1
+    return one[len(one) - common :]
+
+
+def _tagged(ids: tuple[int, ...], new: Sequence[Found]) -> list[Segment]:
+    """`ids` in segments that carry the tags of the memories in them. A tag stands for all that follows it, so
+    the tags may stand at the very beginning."""
+    tags = [item.tag for item in new][: len(ids) - 1]
+    head = [Segment((token,), None, tag) for token, tag in zip(ids, tags, strict=False)]
+    return [*head, Segment(ids[len(tags) :])]

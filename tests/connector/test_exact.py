@@ -1,0 +1,125 @@
+"""Injected memories give the answer of the prefilled prompt, on real vLLM, for every supported family.
+
+Every test poisons the paged cache first, asserts how many tokens were really injected, and compares with the plain
+prompt under a salt of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.models import FAMILIES, tiny_model
+
+from tests.connector.rig import Rig
+from inferscale_memory.fetch import demo_model
+from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
+
+pytestmark = pytest.mark.engine
+
+BOUND = {"float32": 1e-4, "bfloat16": 0.15}
+"""Log-probabilities. In bf16 the same prompt, cut into other chunks, differs by as much: see `test_noise`."""
+CASES = [(family, dtype) for dtype in ("float32", "bfloat16") for family in (*FAMILIES, "smollm2")]
+
+
+@pytest.fixture(scope="session", params=CASES, ids=lambda case: "-".join(case))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, str]]:
+    """One engine per (family, dtype) for the whole session."""
+    family, dtype = request.param
+    model = demo_model() if family == "smollm2" else tiny_model(family, tmp_path_factory.mktemp(family))
+    with Rig.open(model, dtype=dtype) as rig:
+        yield rig, dtype
+
+
+def facts(rig: Rig, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Facts of 5 to 23 tokens: no length is a multiple of anything."""
+    return [rig.words(5 + (7 * i) % 19, seed * 1000 + i) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 50])
+def test_facts_encoded_after_all_before_them_give_the_plain_prompts_answer(
+    case: tuple[Rig, str], count: int
+) -> None:
+    rig, dtype = case
+    segments = rig.remember("alice", facts(rig, count), rig.words(17, 1))
+    prompt = Prompt("alice", (*segments, Segment(rig.words(13, 2))))
+
+    rig.poison()
+    injected = rig.inject(prompt)
+    plain = rig.plain(prompt.ids)
+
+    assert injected.injected == sum(len(s.ids) for s in segments)
+    assert injected.differs(plain) <= BOUND[dtype]
+    if dtype == "float32":
+        assert injected.tokens == plain.tokens
+
+
+def test_what_is_injected_is_what_is_read(case: tuple[Rig, str]) -> None:
+    """The control: another fact's blob under the same length changes the answer. Else the tests prove nothing."""
+    rig, dtype = case
+    fact, other = rig.words(40, 11), rig.words(40, 12)
+    preamble, suffix = rig.words(9, 1), rig.words(6, 2)
+    right = Prompt("alice", (*rig.remember("alice", [fact], preamble), Segment(suffix)))
+    wrong = Prompt("alice", (*rig.remember("alice", [other], preamble), Segment(suffix)))
+
+    assert rig.inject(right).injected == rig.inject(wrong).injected == 49
+    assert rig.inject(right).differs(rig.inject(wrong)) > 3 * BOUND[dtype]
+
+
+def test_order_and_repetition_are_the_prompts(case: tuple[Rig, str]) -> None:
+    """Facts stand where the prompt puts them: a permuted and a repeated composition are injected whole."""
+    rig, dtype = case
+    preamble, suffix = rig.words(9, 1), rig.words(11, 2)
+    head, *alone = rig.remember("alice", facts(rig, 6, seed=3), preamble)
+    orders = ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 2, 0, 2])
+    answers = []
+    for order in orders:
+        prompt = Prompt("alice", (head, *(alone[i] for i in order), Segment(suffix)))
+        rig.poison()
+        answers.append(rig.inject(prompt))
+        assert answers[-1].injected == len(prompt.ids) - len(suffix)
+    assert answers[0].differs(answers[1]) > BOUND[dtype]
+    assert answers[0].differs(answers[2]) > BOUND[dtype]
+
+
+def test_captured_keys_rotated_to_their_own_place_are_the_prefilled_ones(case: tuple[Rig, str]) -> None:
+    """Bit for bit, in every layer: what attention was given in a plain prefill is what composing would write."""
+    rig, _ = case
+    ids = rig.words(70, 21)
+    seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def watch(number: int):
+        def hook(layer, args):
+            if args[1].shape[0] == len(ids):
+                seen[number] = (args[1].clone(), args[2].clone())
+
+        return hook
+
+    layers = rig.worker._layers
+    handles = [layer.register_forward_pre_hook(watch(n)) for n, layer in enumerate(layers)]
+    try:
+        key = rig.encode(PUBLIC_OWNER, ids, [(0, len(ids))])[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    blob = rig.worker.arenas[0].read(rig.decider._store.get(key).rows[0])
+    keys = blob[:, 0].transpose(0, 1).contiguous()
+    rotated = rig.worker.composer.rotate(keys, torch.arange(len(ids)))
+    assert len(seen) == len(layers)
+    for number, (key_seen, value_seen) in seen.items():
+        assert torch.equal(rotated[:, number].reshape(len(ids), -1), key_seen.reshape(len(ids), -1))
+        assert torch.equal(blob[number, 1].reshape(len(ids), -1), value_seen.reshape(len(ids), -1))
+
+
+def test_noise(case: tuple[Rig, str]) -> None:
+    """How much the plain prompt differs from itself when it is prefilled in other pieces: what BOUND is made of."""
+    rig, dtype = case
+    ids = rig.words(600, 31)
+    whole = rig.plain(ids)
+    salt = rig.fresh()
+    rig.run([(ids[:333], salt)], [rig.sampling(1)])
+    pieces = rig.run([(ids, salt)], [rig.sampling(4)])[0]
+    assert pieces.known == 320
+    assert whole.differs(pieces) <= BOUND[dtype]
