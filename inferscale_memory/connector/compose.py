@@ -105,7 +105,8 @@ def _rotate(module: Any, positions: torch.Tensor, keys: torch.Tensor) -> torch.T
     """Keys [tokens, ..., head_dim] rotated by the model's module, given to it as its query. In place where the
     module works in place, and always written back."""
     flat = keys.view(len(keys), -1)
-    rotated = module(positions, flat, None)[0]
+    # Not module(...): an encode of the same step has its hooks on the module, and these keys are not the model's.
+    rotated = module.forward(positions, flat, None)[0]
     if rotated.data_ptr() != flat.data_ptr():
         flat.copy_(rotated)
     return keys

@@ -80,14 +80,15 @@ class Report:
 
     def merge(self, other: Report) -> Report:
         """What several ranks did together: kept is what all kept, failed what any failed."""
+        failed = self.failed_loads | other.failed_loads
         statuses = [status for status in (self.status, other.status) if status is not None]
         return Report(
             captured=self.captured & other.captured,
             lost=self.lost | other.lost,
             loaded={
                 name: max(self.loaded.get(name, 0.0), other.loaded.get(name, 0.0))
-                for name in self.loaded.keys() | other.loaded.keys()
+                for name in (self.loaded.keys() | other.loaded.keys()) - failed
             },
-            failed_loads=self.failed_loads | other.failed_loads,
+            failed_loads=failed,
             status=next((s for s in statuses if s), "") if statuses else None,
         )

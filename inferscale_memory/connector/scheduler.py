@@ -42,10 +42,12 @@ NULL_BLOCK = 0
 
 @dataclass(slots=True)
 class _Encoding:
-    """An encode under way. `rows` and `arrived` are per kept token, over all spans in order."""
+    """An encode under way. `keys` are those of the blobs it will make, one per span; `positions`, `arrived` and `rows`
+    are per kept token, over all spans in order."""
 
     ask: Encode
     request: Any
+    keys: tuple[str, ...]
     positions: NDArray[np.int64]
     arrived: NDArray[np.bool_]
     rows: Rows | None = None
@@ -59,9 +61,9 @@ class _Encoding:
         return self.error is None and not self.blobs
 
     def mentions(self) -> list[protocol.Mention]:
-        """What the prompt holds: the tags it names, and the blobs that were made of it."""
+        """What the prompt holds: the tags it names, and the blobs that are made of it."""
         starts = (start for start, _ in self.ask.spans)
-        return [*self.ask.mentions, *((key, start) for (key, _), start in zip(self.blobs, starts, strict=False))]
+        return [*self.ask.mentions, *zip(self.keys, starts, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,12 @@ class _Match:
 
 @dataclass(slots=True)
 class _Injection:
-    """A request with a composition. Counts are those of its first admission."""
+    """A request with a composition. Counts are those of its first admission. When `barred` it is prefilled as text."""
 
     ask: Inject
     request: Any
     refused: str | None = None
+    barred: bool = False
     missing: tuple[str, ...] = ()
     matched: _Match | None = None
     load: Load | None = None
@@ -125,6 +128,7 @@ class SchedulerSide:
         self._unsupported = unsupported
         self._residency: Residency | None = None
         self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
+        self._loading: dict[str, _Injection] = {}  # until their workers report: the request may have ended before
 
     def bind_cache(self, cache: PrefixCache) -> None:
         """The prefix cache of this engine, once vLLM has made it."""
@@ -145,7 +149,7 @@ class SchedulerSide:
         match self._requests.get(request.request_id):
             case _Encoding() as encoding:
                 return self._match_encode(encoding, cached)
-            case _Injection() as injection if injection.refused is None:
+            case _Injection() as injection if not injection.barred:
                 return self._match_inject(injection, cached), False
             case _:
                 return 0, False
@@ -160,7 +164,7 @@ class SchedulerSide:
                     self._plan_load(injection, blocks, external)
                 except Exception:  # the tokens are claimed: they must be written, or recomputed
                     logger.exception("inferscale: a load could not be planned")
-                    injection.load = _broken_load(request.request_id, blocks)
+                    injection.load = self._broken_load(injection, blocks)
 
     def build(self, scheduled: dict[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Orders:
         """The step's orders. `scheduled`: tokens per request of this step; `blocks_of`: a request's block ids."""
@@ -176,6 +180,7 @@ class SchedulerSide:
                 case _Injection() as injection if injection.load is not None:
                     loads.append(injection.load)
                     injection.load = None
+                    self._loading[name] = injection
         for state in self._requests.values():
             if isinstance(state, _Encoding) and state.fresh:
                 state.request.skip_reading_prefix_cache = True
@@ -197,20 +202,28 @@ class SchedulerSide:
             if isinstance(state, _Encoding) and state.open:
                 self._fail(state, reason)
         for name, seconds in report.loaded.items():
-            state = self._requests.get(name)
-            if isinstance(state, _Injection):
-                state.compose_s += seconds
+            if injection := self._loading.pop(name, None):
+                injection.compose_s += seconds
 
     def loads_failed(self, names: set[str], blocks_of: Callable[[str], Sequence[int]]) -> set[int]:
-        """Loads that failed will be recomputed; the blocks that must not be hit until then, or ever."""
+        """Loads that failed will be recomputed; the blocks that must not be hit until then, or ever.
+
+        What was computed after them in the same step is as wrong, and an aborted or preempted request has left its
+        blocks behind in the prefix cache already: those are found by their hashes, and evicted here.
+        """
         bad: set[int] = set()
         for name in names:
-            state = self._requests.get(name)
-            if isinstance(state, _Injection):
-                cached = state.matched.cached if state.matched is not None else 0
+            injection = self._loading.pop(name, None)
+            if injection is None:
+                continue
+            injection.injected = 0
+            injection.barred = True
+            injection.refused = "loading failed, so the text was prefilled"
+            if self._residency is not None:
+                self._residency.evict_hashes(injection.request.block_hashes)
+            if name in self._requests:
+                cached = injection.matched.cached if injection.matched is not None else 0
                 bad.update(blocks_of(name)[cached // self._block_size :])
-                state.injected = 0
-                state.refused = "loading failed, so the text was prefilled"
         return bad - {NULL_BLOCK}
 
     def finished(self, request: Any) -> dict[str, Any] | None:
@@ -257,7 +270,7 @@ class SchedulerSide:
             case Inject():
                 return self._admit_inject(request, ask)
 
-    def _admit_encode(self, request: Any, ask: Encode) -> _Encoding | _Answer:
+    def _admit_encode(self, request: Any, ask: Encode) -> _Encoding:
         ids = request.prompt_token_ids
         problem = self._unsupported or _not_plain(request)
         if problem is None and request.cache_salt != protocol.encode_salt(
@@ -266,10 +279,17 @@ class SchedulerSide:
             problem = "an encode runs only under the encode salt of its owner"
         if problem is None and ask.spans[-1][1] > len(ids):
             problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
-        if problem is not None:
-            return _Answer({"blobs": [], "error": problem})
-        positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ask.spans])
-        return _Encoding(ask, request, positions, np.zeros(len(positions), dtype=np.bool_))
+        # A refused one is prefilled all the same: what it mentions has to be found in the prefix cache.
+        spans = ask.spans if problem is None else ()
+        keys = tuple(
+            blob_key(self._secret, self._model(request), ask.owner, ids[:start], ids[start:stop])
+            for start, stop in spans
+        )
+        positions = np.concatenate(
+            [np.empty(0, dtype=np.int64), *(np.arange(start, stop, dtype=np.int64) for start, stop in spans)]
+        )
+        arrived = np.zeros(len(positions), dtype=np.bool_)
+        return _Encoding(ask, request, keys, positions, arrived, error=problem)
 
     def _admit_inject(self, request: Any, ask: Inject) -> _Injection:
         problem = self._unsupported or _not_plain(request)
@@ -279,7 +299,7 @@ class SchedulerSide:
             problem = "a request is injected only under the salt of its composition"
         if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
             problem = "the composition is longer than the prompt"
-        return _Injection(ask, request, refused=problem)
+        return _Injection(ask, request, refused=problem, barred=problem is not None)
 
     def _usable(self, owner: str, key: str) -> Entry | None:
         entry = self._store.get(key)
@@ -331,14 +351,26 @@ class SchedulerSide:
         rows = np.concatenate([entry.rows[0] for entry in match.entries])[positions - match.offset]
         slots = self._slots(blocks, positions)
         held = slots >= self._block_size  # block 0 is the null block: it slid out of an attention window
-        touched = dict.fromkeys(blocks[i] for i in positions // self._block_size)
         injection.load = Load(
             injection.request.request_id,
             rows[held],
             positions[held],
             slots[held],
-            tuple(block for block in touched if block != NULL_BLOCK),
+            self._touched(blocks, match),
         )
+
+    def _broken_load(self, injection: _Injection, blocks: Sequence[int]) -> Load:
+        """A load that the worker reports as failed."""
+        nothing = np.empty(0, dtype=np.int64)
+        match = injection.matched
+        touched = tuple(blocks) if match is None else self._touched(blocks, match)
+        return Load(injection.request.request_id, nothing, nothing, nothing, touched, broken=True)
+
+    def _touched(self, blocks: Sequence[int], match: _Match) -> tuple[int, ...]:
+        """The blocks that what was claimed stands in."""
+        stop = match.cached + match.external
+        touched = blocks[match.cached // self._block_size : -(-stop // self._block_size)]
+        return tuple(block for block in touched if block != NULL_BLOCK)
 
     def _slots(self, blocks: Sequence[int], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slot of each position: block id times block size plus the offset within the block."""
@@ -352,6 +384,10 @@ class SchedulerSide:
         if encoding.open and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
             return None, False
+        tokens = len(encoding.positions)
+        if encoding.open and encoding.rows is None and not self._store.reservable(tokens):
+            if tokens <= self._store.tiers[0].capacity:
+                return None, False  # what fills the tier now is pinned or being kept; it will be free again
         return 0, False
 
     def _reserve(self, encoding: _Encoding) -> None:
@@ -377,14 +413,11 @@ class SchedulerSide:
         encoding.arrived[first:last] = True
         if not encoding.arrived.all() or encoding.rows is None:
             return
-        request, ids = encoding.request, encoding.request.prompt_token_ids
-        taken = 0
-        for start, stop in encoding.ask.spans:
-            key = blob_key(
-                self._secret, self._model(request), encoding.ask.owner, ids[:start], ids[start:stop]
-            )
+        request, taken = encoding.request, 0
+        for key, (start, stop) in zip(encoding.keys, encoding.ask.spans, strict=True):
             rows = encoding.rows[taken : taken + stop - start]
-            self._store.commit(key, encoding.ask.owner, _digest(request, ids[start:stop]), rows)
+            digest = _digest(request, request.prompt_token_ids[start:stop])
+            self._store.commit(key, encoding.ask.owner, digest, rows)
             encoding.blobs.append([key, stop - start])
             taken += stop - start
         encoding.rows = None
@@ -395,7 +428,11 @@ class SchedulerSide:
         return f"{self._fingerprint}+{lora}" if lora else self._fingerprint
 
     def _fail(self, encoding: _Encoding, reason: str) -> None:
+        """Keep nothing of this encode, not even what was stored already and its client has not heard of."""
         encoding.error = reason
+        for key, _ in encoding.blobs:
+            self._store.forget(key)
+        encoding.blobs.clear()
         if encoding.rows is not None:
             self._store.release(encoding.rows)
             encoding.rows = None
@@ -419,12 +456,15 @@ class SchedulerSide:
         return dropped
 
     def _forget_running(self, state: _Encoding | _Injection, names: set[Name]) -> None:
-        found = {(state.ask.owner, tag): at for tag, at in reversed(state.mentions())}
+        found: dict[Name, int] = {}
+        for tag, at in state.mentions():
+            name = (state.ask.owner, tag)
+            found[name] = min(at, found.get(name, at))
         hit = names & found.keys()
         if not hit:
             return
         state.forgotten += hit
-        if isinstance(state, _Encoding) and state.open:
+        if isinstance(state, _Encoding) and state.error is None:
             self._fail(state, "a fact in it was forgotten meanwhile")
         if self._residency is not None:
             first = min(found[name] for name in hit) // self._block_size
@@ -438,13 +478,6 @@ class SchedulerSide:
         self._residency.note((((owner, tag), at) for tag, at in state.mentions()), state.request.block_hashes)
         for name in state.forgotten:
             self._residency.evict(name)
-
-
-def _broken_load(request: str, blocks: Sequence[int]) -> Load:
-    """A load that the worker reports as failed."""
-    nothing = np.empty(0, dtype=np.int64)
-    held = tuple(block for block in blocks if block != NULL_BLOCK)
-    return Load(request, nothing, nothing, nothing, held, broken=True)
 
 
 def _not_plain(request: Any) -> str | None:

@@ -108,9 +108,9 @@ def token_shape(config: Any, dtype: torch.dtype) -> Shape:
     )
 
 
-def attention_implementation(config: Any) -> str:
-    """ "sdpa", but "eager" where scores are soft-capped: transformers' SDPA path silently leaves that out."""
-    return "eager" if getattr(config, "attn_logit_softcapping", None) is not None else "sdpa"
+def attention_implementation(config: Any) -> str | None:
+    """Eager where scores are soft-capped, which transformers leaves out under SDPA; else the default."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) is not None else None
 
 
 def _rope_variants(config: Any) -> dict[str | None, dict[str, Any]]:
@@ -187,20 +187,23 @@ class AttentionLayers:
             keys: before RoPE, [tokens, layers, kv_heads, head_dim].
             values: of the same shape.
         """
-        keys, values = (
-            keys.permute(1, 2, 0, 3),
-            values.permute(1, 2, 0, 3),
-        )  # [layers, kv_heads, tokens, head_dim]
-        positions = torch.arange(keys.shape[2], device=keys.device)[None]
         cache = DynamicCache(config=self._config)
+        positions = torch.arange(len(keys), device=keys.device)[None]
         for kind, layers in self._variants.items():
-            chosen = keys if len(self._variants) == 1 else keys[layers]
-            cos, sin = self._rotary(chosen, positions, *(() if kind is None else (kind,)))
-            # Layers take the place of a batch. The query is not needed: it is passed with no heads.
-            _, rotated = self._rotate(chosen[:, :0], chosen, cos, sin)
+            chosen = keys if len(self._variants) == 1 else keys[:, layers]
+            heads = chosen.flatten(1, 2)[None]  # [1, tokens, layers * kv_heads, head_dim]
+            cos, sin = self._rotary(heads, positions, *(() if kind is None else (kind,)))
+            # Layers are just more heads. There is no query to rotate: it is passed with no heads.
+            _, rotated = self._rotate(heads[:, :, :0], heads, cos, sin, unsqueeze_dim=2)
+            rotated = rotated.view_as(chosen)
             for place, layer in enumerate(layers):
-                cache.update(rotated[place, None], values[layer, None], layer)
+                cache.update(_one_batch(rotated[:, place]), _one_batch(values[:, layer]), layer)
         return cache
+
+
+def _one_batch(layer: torch.Tensor) -> torch.Tensor:
+    """[tokens, kv_heads, head_dim] as a cache has it: [1, kv_heads, tokens, head_dim]."""
+    return layer.transpose(0, 1)[None]
 
 
 def _catch(

@@ -137,8 +137,8 @@ class TransformersEngine:
         try:
             loaded = self._load()
             return EncodeResult(self._keep(loaded, loaded.place_for_blobs(), request))
-        except InferScaleError as failure:
-            return EncodeResult((), str(failure))
+        except (InferScaleError, RuntimeError) as failure:  # torch raises RuntimeError: out of memory
+            return EncodeResult((), _first_line(failure))
 
     def _keep(self, loaded: _Loaded, blobs: _Blobs, request: EncodeRequest) -> tuple[BlobRef, ...]:
         """Blobs of the spans of `request`: computed together, unless every one of them is at hand already."""
@@ -354,11 +354,11 @@ class TransformersEngine:
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
-        except (
-            Exception
-        ) as error:  # whatever transformers and safetensors raise on a folder that is not whole
+        except Exception as error:
+            # Whatever transformers and safetensors raise on a folder that is not whole.
             raise EngineError(
-                f"{self._folder} could not be loaded ({_first_line(error)}): download the model again"
+                f"{self._folder} could not be loaded ({_first_line(error)}): "
+                "download the model again, or pass a decoder-only one"
             ) from error
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])

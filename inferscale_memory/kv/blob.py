@@ -5,9 +5,11 @@ allocated):
 
     8 bytes   magic b"ISBLOB01"
     4 bytes   length of the header, at most 64 KiB
-    header    JSON: shape [layers, 2, tokens, kv_heads, head_dim], dtype, fingerprint, ids digest (hex),
-              checksum (hex BLAKE2b-128 of the payload)
+    16 bytes  checksum: BLAKE2b-128 of header and payload
+    header    JSON: shape [layers, 2, tokens, kv_heads, head_dim], dtype, fingerprint, ids digest (hex)
     payload   the tensor, contiguous
+
+The checksum covers the header too: a damaged digest or shape would put a blob under ids that it was not made of.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch
 from inferscale_memory.errors import BlobError
 
 MAGIC = b"ISBLOB01"
+HEAD = len(MAGIC) + 4 + 16
 MAX_HEADER = 64 * 1024
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,17 +49,16 @@ class Blob:
 
     def to_bytes(self) -> bytes:
         """The blob in the format above."""
-        payload = self.data.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         header = json.dumps(
             {
                 "shape": list(self.data.shape),
                 "dtype": str(self.data.dtype).removeprefix("torch."),
                 "fingerprint": self.fingerprint,
                 "ids_digest": self.ids_digest.hex(),
-                "checksum": _checksum(payload),
             }
         ).encode()
-        return MAGIC + len(header).to_bytes(4, "little") + header + payload
+        body = header + self.data.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return MAGIC + len(header).to_bytes(4, "little") + _checksum(body) + body
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, fingerprint: str | None = None) -> Blob:
@@ -66,32 +68,31 @@ class Blob:
             BlobError: truncated, corrupt, or not of `fingerprint`. The remedy is always the same: drop it and encode
                 the fact again.
         """
-        head = len(MAGIC) + 4
-        if len(raw) < head or raw[: len(MAGIC)] != MAGIC:
+        if len(raw) < HEAD or raw[: len(MAGIC)] != MAGIC:
             raise BlobError("not a blob: wrong magic bytes; drop it and encode the fact again")
-        size = int.from_bytes(raw[len(MAGIC) : head], "little")
-        if size > MAX_HEADER or head + size > len(raw):
+        size = int.from_bytes(raw[len(MAGIC) : len(MAGIC) + 4], "little")
+        if size > MAX_HEADER or HEAD + size > len(raw):
             raise BlobError("blob header is truncated or too large; drop it and encode the fact again")
-        shape, dtype, found, digest, checksum = _parse_header(raw[head : head + size])
+        if _checksum(memoryview(raw)[HEAD:]) != raw[HEAD - 16 : HEAD]:
+            raise BlobError("blob checksum does not match; drop it and encode the fact again")
+        shape, dtype, found, digest = _parse_header(raw[HEAD : HEAD + size])
         if fingerprint is not None and found != fingerprint:
             raise BlobError(f"blob belongs to model {found}, this is {fingerprint}; encode the fact again")
-        payload = raw[head + size :]
+        payload = raw[HEAD + size :]
         if len(payload) != math.prod(shape) * dtype.itemsize:
             raise BlobError("blob payload has not the size its header says; drop it and encode the fact again")
-        if _checksum(payload) != checksum:
-            raise BlobError("blob checksum does not match; drop it and encode the fact again")
         data = torch.frombuffer(bytearray(payload), dtype=dtype).view(shape)
         return cls(data=data, fingerprint=found, ids_digest=digest)
 
 
-def _parse_header(raw: bytes) -> tuple[list[int], torch.dtype, str, bytes, str]:
+def _parse_header(raw: bytes) -> tuple[list[int], torch.dtype, str, bytes]:
     try:
         header = json.loads(raw)
         shape = header["shape"]
         dtype = DTYPES[header["dtype"]]
         digest = bytes.fromhex(header["ids_digest"])
-        fingerprint, checksum = str(header["fingerprint"]), str(header["checksum"])
-    except (ValueError, KeyError, TypeError) as error:
+        fingerprint = str(header["fingerprint"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BlobError(f"blob header is unreadable ({error}); drop it and encode the fact again") from None
     if (
         not isinstance(shape, list)
@@ -100,8 +101,8 @@ def _parse_header(raw: bytes) -> tuple[list[int], torch.dtype, str, bytes, str]:
         or shape[1] != 2
     ):
         raise BlobError("blob header has no valid shape; drop it and encode the fact again")
-    return shape, dtype, fingerprint, digest, checksum
+    return shape, dtype, fingerprint, digest
 
 
-def _checksum(payload: bytes) -> str:
-    return blake2b(payload, digest_size=16).hexdigest()
+def _checksum(body: bytes | memoryview) -> bytes:
+    return blake2b(body, digest_size=16).digest()

@@ -93,6 +93,11 @@ class BlobStore:
             return None
         return self.tiers[0].take(tokens)
 
+    def reservable(self, tokens: int) -> bool:
+        """Whether `reserve` would find room now. Changes nothing."""
+        evictable = sum(self._entries[key].tokens for key in self._recency[0] if key not in self._pinned)
+        return tokens <= self.tiers[0].free + evictable
+
     def release(self, rows: Rows) -> None:
         """Give back what `reserve` handed out and nobody committed."""
         self.tiers[0].give(rows)
@@ -124,13 +129,13 @@ class BlobStore:
 
     def promotable(self, entries: Sequence[Entry]) -> int:
         """How many of the leading `entries` can stand on the fastest tier at once. Changes nothing."""
-        wanted = {entry.key for entry in entries} | self._pinned
         room = self.tiers[0].free + sum(
-            self._entries[key].tokens for key in self._recency[0] if key not in wanted
+            self._entries[key].tokens for key in self._recency[0] if key not in self._pinned
         )
         seen: set[str] = set()
         for count, entry in enumerate(entries):
-            if 0 not in entry.rows and entry.key not in seen:
+            stays = 0 in entry.rows and entry.key in self._pinned
+            if not stays and entry.key not in seen:
                 room -= entry.tokens
                 if room < 0:
                     return count

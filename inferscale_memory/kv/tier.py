@@ -32,7 +32,11 @@ class Tier(Protocol):
         ...
 
     def give(self, rows: Rows) -> None:
-        """Take back what `take` handed out."""
+        """Take back what `take` handed out.
+
+        Raises:
+            ValueError: some of it is not out. Taken back twice, it would be handed to two blobs.
+        """
         ...
 
 
@@ -43,6 +47,7 @@ class RowTier:
         self._name = name
         self._stack: Rows = np.arange(capacity, dtype=np.int64)
         self._free = capacity
+        self._out = np.zeros(capacity, dtype=np.bool_)
 
     @property
     def name(self) -> str:
@@ -60,10 +65,15 @@ class RowTier:
         if tokens > self._free:
             return None
         self._free -= tokens
-        return self._stack[self._free : self._free + tokens].copy()
+        rows = self._stack[self._free : self._free + tokens].copy()
+        self._out[rows] = True
+        return rows
 
     def give(self, rows: Rows) -> None:
-        if self._free + len(rows) > self.capacity:
-            raise ValueError(f"tier {self.name}: more rows given back than were taken")
+        distinct = np.unique(rows)
+        inside = not len(rows) or (distinct[0] >= 0 and distinct[-1] < self.capacity)
+        if not inside or len(distinct) < len(rows) or not self._out[distinct].all():
+            raise ValueError(f"tier {self.name}: rows given back that were not taken")
+        self._out[rows] = False
         self._stack[self._free : self._free + len(rows)] = rows
         self._free += len(rows)

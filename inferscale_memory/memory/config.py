@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mem0.configs.base import MemoryConfig
+from mem0.embeddings.configs import EmbedderConfig
 from mem0.llms.configs import LlmConfig
+from mem0.utils.factory import EmbedderFactory
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory.engines import LazyEngine
@@ -102,8 +104,9 @@ class Settings:
 def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> MemoryConfig:
     """mem0's configuration of `options`, with local defaults for whatever they leave out."""
     folder.mkdir(parents=True, exist_ok=True)
-    if "embedder" not in options:
-        options["embedder"] = _local_embedder()
+    embedder = options.get("embedder")
+    if _provider(embedder) in (None, PROVIDER):
+        options["embedder"] = _local_embedder(embedder)
     options["vector_store"] = _local_store(
         options.get("vector_store"), _dimensions(options["embedder"]), folder
     )
@@ -115,18 +118,19 @@ def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> M
     config = MemoryConfig(**options)
     register()
     own = llm.get("config") if isinstance(llm, Mapping) else None
-    # mem0 validates providers against a fixed list; model_construct leaves that out.
     config.llm = LlmConfig.model_construct(provider=PROVIDER, config={**(own or {}), "engine": engine})
     return config
 
 
-def _local_embedder() -> dict[str, Any]:
+def _local_embedder(own: Any) -> EmbedderConfig:
     from inferscale_memory.fetch import embedder
 
-    return {
-        "provider": "huggingface",
-        "config": {"model": str(embedder()), "embedding_dims": EMBEDDING_DIMENSIONS},
-    }
+    EmbedderFactory.provider_to_class[PROVIDER] = "inferscale_memory.memory.embedder.LocalEmbedder"
+    options = dict(own.get("config") or {}) if isinstance(own, Mapping) else {}
+    if "model" not in options:
+        options |= {"model": str(embedder()), "embedding_dims": EMBEDDING_DIMENSIONS}
+    # mem0 validates providers against a fixed list; model_construct leaves that out.
+    return EmbedderConfig.model_construct(provider=PROVIDER, config=options)
 
 
 def _local_store(store: Any, dimensions: int | None, folder: Path) -> Any:

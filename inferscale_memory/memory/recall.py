@@ -87,7 +87,11 @@ class Recall:
     # -- before the answer -----------------------------------------------------------------------------------
 
     def read(self, results: Sequence[Result]) -> list[Found]:
-        """Search results in mem0's order, the most relevant first."""
+        """Search results, the most relevant first; of equally relevant ones the newest.
+
+        Scores of one search and the next differ in their last digits: unrounded, two facts that say the same
+        would change places now and then, and the same question would have another prompt.
+        """
         found = []
         for result in results:
             payload = payload_of(result)
@@ -95,6 +99,9 @@ class Recall:
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
             tag = fact_tag(owner, recalled.id)
             found.append(Found(recalled, words, owner, tag, self._line_ids(words.line)))
+        found.sort(key=lambda item: item.recalled.id)
+        found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
+        found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)
         return found
 
     def prepare(
@@ -121,7 +128,8 @@ class Recall:
         found = self.read(results)
         keys = self._keys(engine, scope.owner, found)
         facts = [
-            Fact(item.ids, keys.get(item.tag), item.tag, item.recalled.score) for item in reversed(found)
+            Fact(item.ids, keys.get(item.tag), item.tag, score=float(rank))
+            for rank, item in enumerate(reversed(found))
         ]
         composed = compose(
             frame,

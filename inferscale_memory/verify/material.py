@@ -1,7 +1,7 @@
 """The sentences a verification is made of: plain, dated, distinct, and the same for the same seed.
 
-Sentences and not random ids: they are what is remembered, they never spell a control token, and a model answers
-about them with a distribution in which a wrong memory shows.
+Sentences and not random ids: they are what is remembered, they never spell a control token, and a model
+answers about them with a distribution in which a wrong memory shows.
 """
 
 from __future__ import annotations

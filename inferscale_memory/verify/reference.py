@@ -1,10 +1,10 @@
 """What an answer from moved blobs should be, computed with nothing of ours in between.
 
-No text prompt has the keys of a moved fact: it attends to its own context, which is not in the prompt. So they
-are computed in place, by one forward of a plain transformers model, without a cache, a hook or a rotation of
-ours: a copy of the fact's context stands right before the fact, at the positions before it, and the mask
-lets nobody but this context and this fact see the copy. RoPE depends on distances only, so the keys that the
-fact then has at its place are those that it had in its encode, rotated there.
+No text prompt has the keys of a moved fact: it attends to its own context, which is not in the prompt. So
+they are computed in place, by one forward of a plain transformers model, without a cache, a hook or a
+rotation of ours: a copy of the fact's context stands right before the fact, at the positions before it, and
+the mask lets nobody but this context and this fact see the copy. RoPE depends on distances only, so the keys
+that the fact then has at its place are those that it had in its encode, rotated there.
 
     ids         C1 C1 C1  F1 F1   C2 C2  F2 F2   S  S  S
     positions   -3 -2 -1   0  1    0  1   2  3   4  5  6
@@ -52,8 +52,8 @@ class Reference:
             self._config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever a configuration class raises on values it does not like
             raise ConfigurationError(
-                f"transformers cannot read the config.json of {folder} ({error}): update transformers, or pass "
-                "another model"
+                f"transformers cannot read the config.json of {folder} ({error}): "
+                "update transformers, or pass another model"
             ) from error
         self._folder = folder
         self._windows = _windows(self._config.get_text_config())
@@ -81,7 +81,7 @@ class Reference:
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except Exception as error:  # whatever transformers and safetensors raise on a folder that is not whole
+        except Exception as error:  # whatever transformers raises on a folder that is not whole
             raise EngineError(f"{self._folder} could not be loaded as the reference ({error})") from error
         finally:
             if bars:
@@ -90,7 +90,7 @@ class Reference:
 
     @torch.inference_mode()
     def logprobs(self, parts: Sequence[Part], text: Ids, last: int, *, moved: bool = True) -> torch.Tensor:
-        """Log-probabilities after each of the `last` tokens of `text`, which stands behind the facts of `parts`.
+        """Log-probabilities after each of the `last` tokens of `text`, which stands behind the facts.
 
         Args:
             parts: the composition, in its order.

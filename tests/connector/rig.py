@@ -54,6 +54,8 @@ class Answer:
 class Rig:
     """One engine. `Rig.open` makes it; only one may be open in a process."""
 
+    model: Path
+
     def __init__(self, llm: Any) -> None:
         self.llm = llm
         self._secret = secret.from_environment()

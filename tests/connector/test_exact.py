@@ -13,6 +13,8 @@ import torch
 from tests.models import FAMILIES, tiny_model
 
 from tests.connector.rig import Rig
+from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
+from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.fetch import demo_model
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 
@@ -20,7 +22,18 @@ pytestmark = pytest.mark.engine
 
 BOUND = {"float32": 1e-4, "bfloat16": 0.15}
 """Log-probabilities. In bf16 the same prompt, cut into other chunks, differs by as much: see `test_noise`."""
+MOVED = {"float32": 1e-3, "bfloat16": 0.5}
+"""Two implementations of the whole model, so wider: in bf16 they differ as much on a plain prompt."""
 CASES = [(family, dtype) for dtype in ("float32", "bfloat16") for family in (*FAMILIES, "smollm2")]
+
+
+@pytest.fixture(scope="session")
+def oracles() -> Iterator[dict[str, TransformersEngine]]:
+    """Transformers engines by model folder: another implementation of everything, to agree with."""
+    engines: dict[str, TransformersEngine] = {}
+    yield engines
+    for engine in engines.values():
+        engine.close()
 
 
 @pytest.fixture(scope="session", params=CASES, ids=lambda case: "-".join(case))
@@ -29,6 +42,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family, dtype = request.param
     model = demo_model() if family == "smollm2" else tiny_model(family, tmp_path_factory.mktemp(family))
     with Rig.open(model, dtype=dtype) as rig:
+        rig.model = model
         yield rig, dtype
 
 
@@ -53,6 +67,37 @@ def test_facts_encoded_after_all_before_them_give_the_plain_prompts_answer(
     assert injected.differs(plain) <= BOUND[dtype]
     if dtype == "float32":
         assert injected.tokens == plain.tokens
+
+
+def test_a_moved_fact_is_what_transformers_makes_of_it(
+    case: tuple[Rig, str], oracles: dict[str, TransformersEngine]
+) -> None:
+    """Encoded behind contexts of many lengths p, injected at many places q; the other engine computes the same keys
+    with its own rotary code and puts them at q in a cache of its own."""
+    rig, dtype = case
+    name = f"{rig.model}-{dtype}"
+    oracle = oracles.setdefault(name, TransformersEngine(rig.model, dtype=dtype))
+    fact, suffix = rig.words(31, 41), rig.words(12, 42)
+    for p in (0, 1, 63, 130):
+        context = rig.words(p, 43)
+        key = rig.encode("alice", (*context, *fact), [(p, p + 31)])[0]
+        (theirs,) = oracle.encode([EncodeRequest("alice", (*context, *fact), (Span(p, p + 31),))])
+        for q in (1, 40, 64, 211):
+            preamble = rig.words(q, 44)
+            head = rig.encode(PUBLIC_OWNER, preamble, [(0, q)])[0]
+            (their_head,) = oracle.encode([EncodeRequest(PUBLIC_OWNER, preamble, (Span(0, q),))])
+            rig.poison()
+            mine = rig.inject(
+                Prompt("alice", (Segment(preamble, head), Segment(fact, key), Segment(suffix))), tokens=1
+            )
+            segments = (Segment(preamble, their_head.refs[0].key), Segment(fact, theirs.refs[0].key), Segment(suffix))
+            other = oracle.generate(Prompt("alice", segments), SamplingOptions(max_tokens=1, logprobs=20))
+            assert mine.injected == other.injected_tokens == q + 31
+            assert other.logprobs is not None
+            common = mine.logprobs[0].keys() & other.logprobs[0].keys()
+            assert len(common) >= 10
+            worst = max(abs(mine.logprobs[0][t] - other.logprobs[0][t]) for t in common)
+            assert worst <= MOVED[dtype], f"p={p} q={q}"
 
 
 def test_what_is_injected_is_what_is_read(case: tuple[Rig, str]) -> None:

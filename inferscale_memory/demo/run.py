@@ -1,0 +1,187 @@
+"""The program behind `inferscale demo`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, zip_longest
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from inferscale_memory.demo.conversations import Question, User, load
+from inferscale_memory.errors import ConfigurationError
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Remember a conversation, ask about it along four paths, show what each cost."""
+    options = _options(argv)
+    users = load(options.data)
+    questions = _alternating(users)[: options.questions]
+    if not questions:
+        raise ConfigurationError("the conversation has no questions with answers; pass another --data")
+    os.environ.setdefault("MEM0_TELEMETRY", "False")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+    from rich.console import Console
+
+    from inferscale_memory.demo import screen
+    from inferscale_memory.demo.paths import Asker, Row
+    from inferscale_memory.engine.vllm import VLLMEngine
+    from inferscale_memory.fetch import demo_model
+    from inferscale_memory.memory import Memory
+
+    console = Console()
+    model = options.model or demo_model()
+    settings: dict[str, Any] = {"dtype": options.dtype, "max_model_len": options.max_model_len, "enforce_eager": True}
+    if options.dtype == "auto":
+        settings["dtype"] = _dtype()
+    rows: list[Row] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="inferscale-demo-") as folder,
+        VLLMEngine(model, device_bytes=2 << 30, home=folder, **settings) as engine,
+    ):
+        memory = Memory(engine=engine, folder=folder)
+        try:
+            engine.start()
+            if engine.unsupported:
+                console.print(f"[yellow]Blobs cannot be used with this model: {engine.unsupported}")
+            _remember(memory, users, console)
+            asker = Asker(memory, max_tokens=options.max_tokens)
+            ks = sorted(set(options.k))
+            for _ in (chain.from_iterable(asker.ask(*questions[0], k) for k in ks)):
+                pass  # the first time along each path is not measured
+            with _bar("Asking", len(questions) * len(ks) * 4) as advance:
+                for turn, (user, question) in enumerate(questions):
+                    for k in ks:
+                        for row in asker.ask(user, question, k, turn=turn):
+                            rows.append(row)
+                            advance()
+        finally:
+            memory.close()
+    copy_s = {k: _plain_copy(model, settings["dtype"], rows, k) for k in ks}
+    screen.answers(console, rows)
+    screen.times(console, rows, copy_s)
+    if options.json:
+        options.json.write_text(json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="inferscale demo", description=main.__doc__)
+    parser.add_argument("--k", type=int, nargs="+", default=[5, 20, 50], help="how many memories to recall")
+    parser.add_argument("--questions", type=int, default=16, help="how many questions to ask (default 16)")
+    parser.add_argument("--data", type=Path, help="a conversation file: ours (the default) or one of LoCoMo's")
+    parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--max-model-len", type=int, default=4096, help="context length (default 4096)")
+    parser.add_argument("--max-tokens", type=int, default=16, help="most tokens of an answer (default 16)")
+    parser.add_argument("--json", type=Path, help="write every measurement to this file")
+    options = parser.parse_args(argv)
+    if min(options.k) < 1 or options.questions < 1 or options.max_tokens < 1:
+        parser.error("--k, --questions and --max-tokens must be at least 1")
+    return options
+
+
+def _dtype() -> str:
+    """float32 on a CPU, where bf16 is slower; what the model says on a GPU."""
+    import torch
+
+    return "auto" if torch.cuda.is_available() else "float32"
+
+
+def _alternating(users: Sequence[User]) -> list[tuple[User, Question]]:
+    """Every user's questions, one of each user in turn."""
+    columns = [[(user, question) for question in user.questions] for user in users]
+    return [pair for row in zip_longest(*columns) for pair in row if pair is not None]
+
+
+def _remember(memory: Any, users: Sequence[User], console: Any) -> None:
+    """Write every turn as a memory, and wait until all are encoded."""
+    total = sum(user.turns for user in users)
+    began = perf_counter()
+    with _bar(f"Writing {total} turns", total) as advance:
+        for user in users:
+            for session in user.sessions:
+                messages = [
+                    {
+                        "role": "assistant" if turn.speaker == "Assistant" else "user",
+                        "name": turn.speaker,
+                        "content": turn.text,
+                    }
+                    for turn in session.turns
+                ]
+                memory.add(messages, user_id=user.user_id, infer=False, timestamp=session.date)
+                advance(len(messages))
+    with _bar("Encoding each once", total) as advance:
+        done = 0
+
+        def progress(encoded: int, _: int) -> None:
+            nonlocal done
+            advance(max(0, encoded - done))
+            done = max(done, encoded)
+
+        memory.flush(progress)
+    seconds = perf_counter() - began
+    console.print(f"{total} memories of {len(users)} users written and encoded in {seconds:.0f} s.\n")
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Any]:
+    """A progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count=1: progress.advance(task, count)
+
+
+def _plain_copy(model: Path, dtype: str, rows: Sequence[Any], k: int) -> float:
+    """Seconds to copy as many bytes as the injected keys and values have: what composing is measured against."""
+    import torch
+    from transformers import AutoConfig
+
+    tokens = [row.completion.injected_tokens for row in rows if (row.k, row.path) == (k, "injected")]
+    config = AutoConfig.from_pretrained(str(model))
+    heads = config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kind = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = (int(median(tokens)), config.num_hidden_layers, 2, heads, head_dim)
+    source, target = torch.ones(size, dtype=kind, device=device), torch.empty(size, dtype=kind, device=device)
+    times = []
+    for _ in range(15):
+        began = perf_counter()
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(perf_counter() - began)
+    return median(times)
+
+
+def _as_json(row: Any) -> dict[str, Any]:
+    completion = row.completion
+    return {
+        "k": row.k,
+        "path": row.path,
+        "ttft_ms": round(1e3 * row.ttft_s, 3),
+        "injected_tokens": completion.injected_tokens,
+        "prefilled_tokens": completion.prefilled_tokens,
+        "answer": row.answer,
+        "cached_tokens": completion.cached_tokens,
+        "prompt_tokens": completion.prompt_tokens,
+        "compose_ms": round(1e3 * completion.compose_s, 3),
+        "user": row.user,
+        "question": row.question,
+        "right": row.right,
+        "found": row.found,
+        "dropped": row.dropped,
+        "refused": completion.refused,
+    }

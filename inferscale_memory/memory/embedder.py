@@ -1,0 +1,41 @@
+"""The local embedder: mem0's own for Hugging Face models, kept to one thread.
+
+A question is one short sentence. On several threads it waits for the slowest of them, which on a busy host
+made one sentence take a second instead of 40 ms. Only the calling thread is limited, and only while it
+embeds: the engine must keep its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from mem0.embeddings.huggingface import HuggingFaceEmbedding
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from transformers.utils import logging as hf_logging
+
+
+class LocalEmbedder(HuggingFaceEmbedding):  # type: ignore[misc]  # mem0 has no types
+    """mem0's embedder interface."""
+
+    def __init__(self, config: Any = None) -> None:
+        bars = hf_logging.is_progress_bar_enabled()
+        hf_logging.disable_progress_bar()
+        try:
+            super().__init__(config)
+        finally:
+            if bars:
+                hf_logging.enable_progress_bar()
+
+    @cached_property
+    def _threads(self) -> ThreadpoolController:
+        return ThreadpoolController()  # made when torch's libraries are loaded, or it would not see them
+
+    def embed(self, text: str, memory_action: Any = None) -> Any:
+        with self._threads.limit(limits=1, user_api="openmp"):
+            return super().embed(text, memory_action)
+
+    def embed_batch(self, texts: Sequence[str], memory_action: Any = "add") -> Any:
+        with self._threads.limit(limits=1, user_api="openmp"):
+            return super().embed_batch(texts, memory_action)

@@ -1,0 +1,168 @@
+"""`inferscale verify`: the arguments, the table and the JSON.
+
+The exit status is 0 only when every check holds, 1 when one fails. What is printed on stdout is the table;
+progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from inferscale_memory.engine.base import Engine
+from inferscale_memory.engine.fingerprint import model_fingerprint
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.verify.checks import BrokenEngineError, Check, gather, judge, longest
+from inferscale_memory.verify.material import Material
+
+DTYPES = ("float32", "bfloat16", "float16")
+LEAST_FACTS = 4
+CONTEXT = 4096
+"""Tokens that vLLM reserves its cache for, where the model has as many and the user says nothing else."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `inferscale verify ARGV` and returns its exit status.
+
+    Raises:
+        ConfigurationError: a folder, number or file that cannot work.
+        EngineError: the engine or the reference cannot be loaded.
+    """
+    options = _parser().parse_args(argv)
+    _check_options(options)
+    # Both import torch, and one of them vLLM: `--help` need not wait for them.
+    from inferscale_memory.verify.reference import Reference
+
+    reference = Reference(options.model)
+    console = Console(stderr=True)
+
+    def say(what: str) -> None:
+        console.print(f"Verifying {options.model.name}: {what}", style="dim", highlight=False)
+
+    try:
+        with closing(_engine(options, reference.positions)) as engine:
+            checks = _supported(engine)
+            if not checks:
+                dtype = _dtype(options, engine)
+                material = Material.write(engine.tokenizer, options.facts, options.seed)
+                room = min(engine.max_model_len, options.max_model_len or engine.max_model_len)
+                _check_length(longest(material), room)
+                evidence = gather(engine, material, options.seed, say)
+        # The engine is closed: on a small machine there is no room for it and the reference at once.
+        if not checks:
+            say(f"the reference: loading in float32 what the engine holds in {dtype}")
+            reference.load(dtype)
+            checks = judge(evidence, reference, dtype, say)
+    except BrokenEngineError as broken:
+        checks = [broken.check]
+    Console().print(_table(f"{options.model.name} on {options.engine}", checks))
+    if options.json is not None:
+        _write(options.json, checks)
+    return 0 if all(check.passed for check in checks) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "inferscale verify",
+        description="Prove on a model that injected facts give what the same facts give as text.",
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="PATH", help="folder of the model")
+    parser.add_argument("--engine", choices=("vllm", "transformers"), required=True)
+    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="float32 proves most")
+    parser.add_argument("--facts", type=int, default=50, metavar="N", help="how many facts (default: 50)")
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N", help="longest prompt of the engine, in tokens"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="other seeds, other facts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome there")
+    return parser
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    options.model = options.model.expanduser()
+    if options.facts < LEAST_FACTS:
+        raise ConfigurationError(f"--facts {options.facts} is too few to change their order: pass at least 4")
+    if options.max_model_len is not None and options.max_model_len < 1:
+        raise ConfigurationError(f"--max-model-len {options.max_model_len} holds no prompt: pass more")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise ConfigurationError(f"--json {options.json}: there is no folder {options.json.parent}; make it")
+
+
+def _engine(options: argparse.Namespace, positions: int | None) -> Any:
+    if options.engine == "transformers":
+        from inferscale_memory.engine.transformers import TransformersEngine
+
+        return TransformersEngine(options.model, dtype=options.dtype)
+    from inferscale_memory.engine.vllm import VLLMEngine
+
+    most = options.max_model_len or min(CONTEXT, positions or CONTEXT)
+    return VLLMEngine(options.model, dtype=options.dtype, enforce_eager=True, max_model_len=most)
+
+
+def _supported(engine: Engine) -> list[Check]:
+    reason = engine.unsupported
+    return [] if reason is None else [Check("supported", "blobs can be used with this model", reason, None)]
+
+
+def _dtype(options: argparse.Namespace, engine: Engine) -> str:
+    """The dtype in which the engine computes: part of the fingerprint, which every engine makes alike."""
+    if options.dtype != "auto":
+        return str(options.dtype)
+    for dtype in DTYPES:
+        if model_fingerprint(options.model, dtype=dtype) == engine.fingerprint:
+            return dtype
+    raise ConfigurationError(f"the engine chose a dtype that is none of {', '.join(DTYPES)}: pass --dtype")
+
+
+def _check_length(tokens: int, room: int) -> None:
+    if tokens > room:
+        raise ConfigurationError(
+            f"the longest prompt takes {tokens} tokens with its answer, the engine takes {room}: "
+            "pass fewer --facts, or a larger --max-model-len where the model allows it"
+        )
+
+
+def _table(title: str, checks: Sequence[Check]) -> Table:
+    failed = sum(not check.passed for check in checks)
+    caption = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks hold"
+    table = Table(title=title, caption=caption, caption_style="bold red" if failed else "bold green")
+    table.add_column("check")
+    table.add_column("value", justify="right", overflow="fold")
+    table.add_column("bound", justify="right", no_wrap=True)
+    table.add_column("passed", no_wrap=True)
+    for check in checks:
+        name = f"{check.name}\n[dim]{check.proves}[/dim]" if check.proves else check.name
+        sign = "≥" if check.control else "≤"
+        bound = "" if check.bound is None else f"{sign} {_number(check.bound)}"
+        table.add_row(name, _number(check.value), bound, "[green]yes" if check.passed else "[bold red]NO")
+    return table
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) else f"{value:.2g}"
+
+
+def _write(path: Path, checks: Sequence[Check]) -> None:
+    """Write the outcome at once or not at all. A difference that is no number is null."""
+    rows = [{"name": c.name, "passed": c.passed, "value": _finite(c.value), "bound": c.bound} for c in checks]
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        json.dump({"checks": rows}, file, indent=2, allow_nan=False)
+        file.write("\n")
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def _finite(value: float | str) -> float | str | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

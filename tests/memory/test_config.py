@@ -1,0 +1,159 @@
+"""What can be configured, what is made up where nothing is, and what is refused early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mem0.configs.base import MemoryConfig
+from pydantic import ValidationError
+
+from inferscale_memory import fetch
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.memory import Injection, Memory
+from inferscale_memory.memory.config import Settings
+from tests.memory.conftest import OpenMemory
+from tests.memory.saying import ADA, injected, say
+from tests.memory.watched import WatchedEngine
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(fetch, "embedder", lambda: tmp_path / "MiniLM")
+    return tmp_path / "home"
+
+
+def test_with_nothing_set_all_is_local_and_under_one_folder(home: Path, tmp_path: Path) -> None:
+    settings = Settings.read(None)
+    mem0 = settings.mem0
+    assert settings.folder == home
+    assert (mem0.embedder.provider, mem0.embedder.config["model"]) == (
+        "inferscale",
+        str(tmp_path / "MiniLM"),
+    )
+    assert (mem0.vector_store.provider, mem0.vector_store.config.path) == ("qdrant", str(home / "qdrant"))
+    assert mem0.vector_store.config.embedding_model_dims == 384
+    assert mem0.history_db_path == str(home / "history.db")
+    assert mem0.llm.provider == "inferscale"
+    assert settings.engine.eager
+
+
+def test_the_engine_is_not_made_before_it_is_needed(open_memory: OpenMemory) -> None:
+    memory = open_memory(engine={"provider": "transformers", "model": "/nowhere"})
+    assert memory._core is not None
+    assert memory._core.engine.started is None
+    with pytest.raises(ConfigurationError, match="/nowhere"):
+        _ = memory.engine
+
+
+def test_an_engine_made_from_the_configuration_ends_with_the_memory(
+    open_memory: OpenMemory, model: Path
+) -> None:
+    memory = open_memory(engine={"provider": "transformers", "model": model, "device": "cpu"})
+    say(memory, "I like tea")
+    memory.flush()
+    assert injected(memory.chat("What?", **ADA, max_tokens=1)) == ["I like tea"]
+    engine: Any = memory.engine
+    memory.close()
+    assert engine._closed
+
+
+def test_an_engine_that_was_passed_stays_the_callers(memory: Memory, engine: WatchedEngine) -> None:
+    say(memory, "I like tea")
+    memory.flush()
+    memory.close()
+    assert not engine._closed
+
+
+def test_arguments_and_dictionary_say_the_same(
+    engine: WatchedEngine, hashing_embedder: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {"embedder": hashing_embedder}
+    ours: dict[str, Any] = {"engine": engine, "injection": {"k": 3}, "folder": tmp_path / "one"}
+    with Memory(config, **ours) as one:
+        assert one._core is not None
+        assert one._core.injection.k == 3
+        assert (tmp_path / "one" / "journal.sqlite").exists()
+    with Memory.from_config({**config, **ours, "folder": tmp_path / "two"}) as two:
+        assert two._core is not None
+        assert two._core.injection.k == 3
+        assert two.engine is engine
+
+
+def test_mem0s_dictionaries_work_as_they_are(tmp_path: Path) -> None:
+    settings = Settings.read(
+        {
+            "embedder": {"provider": "openai", "config": {"model": "e", "embedding_dims": 3}},
+            "vector_store": {"provider": "qdrant", "config": {"host": "db", "port": 1}},
+            "llm": {"provider": "ollama", "config": {"model": "m"}},
+            "version": "v1.1",
+            "custom_instructions": "Only facts about tea.",
+        }
+    )
+    assert settings.mem0.embedder.provider == "openai"
+    assert settings.mem0.vector_store.config.host == "db"
+    assert settings.mem0.vector_store.config.embedding_model_dims == 3
+    assert settings.mem0.llm.provider == "ollama"
+    assert settings.mem0.custom_instructions == "Only facts about tea."
+    assert not settings.engine.eager, "an app that only uses mem0 starts no engine"
+
+
+def test_a_store_in_a_file_gets_its_place_under_the_folder(home: Path) -> None:
+    store = Settings.read({"vector_store": {"provider": "faiss"}}).mem0.vector_store
+    assert store.config.path == str(home / "faiss")
+    store = Settings.read(
+        {"vector_store": {"provider": "faiss", "config": {"path": "/mine"}}}
+    ).mem0.vector_store
+    assert store.config.path == "/mine"
+
+
+def test_the_users_dictionary_is_not_changed() -> None:
+    mine: dict[str, Any] = {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"k": 2}}
+    Settings.read(mine)
+    assert mine == {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"k": 2}}
+
+
+def test_mem0s_configuration_object_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = MemoryConfig(history_db_path=str(tmp_path / "h.db"))
+    settings = Settings.read(config, folder=tmp_path / "f")
+    assert settings.mem0 is config
+    assert not settings.engine.eager
+    assert Settings.read(config, {"provider": "transformers"}, folder=tmp_path / "f").engine.eager
+
+
+def test_options_for_the_engine_as_llm_are_handed_on() -> None:
+    llm = Settings.read({"llm": {"provider": "inferscale", "config": {"max_tokens": 7}}}).mem0.llm
+    assert llm.config["max_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"engine": {"provider": "llama.cpp"}}, "use vllm or transformers"),
+        ({"engine": 7}, "pass an Engine"),
+        ({"injection": {"topk": 7}}, "has no topk"),
+        ({"injection": {"k": -1}}, "injection.k is -1"),
+        ({"injection": {"w": 1.5}}, "injection.w is 1.5"),
+    ],
+)
+def test_what_cannot_work_is_refused_early(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Settings.read(config)
+
+
+def test_mem0s_own_part_is_mem0s_own_error() -> None:
+    with pytest.raises(ValidationError):
+        Settings.read({"embedder": {"provider": "nonsense", "config": {}}})
+
+
+def test_a_journal_that_cannot_be_opened_is_named(open_memory: OpenMemory, tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "journal.sqlite").write_text("no database, whatever its name says" * 100)
+    with pytest.raises(ConfigurationError, match=r"journal\.sqlite cannot be opened"):
+        open_memory()
+
+
+def test_injection_has_few_options_and_good_defaults() -> None:
+    assert Injection() == Injection(k=20, w=24, text_last=0)

@@ -1,0 +1,201 @@
+"""A conversation keeps its composition, and grows by appending."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.errors import PromptError
+from inferscale_memory.memory import ChatSession, Memory
+from inferscale_memory.memory.reply import Reply
+from inferscale_memory.prompt import Prompt
+from tests.memory.saying import ADA, injected, say, texts
+from tests.memory.watched import WatchedEngine
+
+SHORT = SamplingOptions(max_tokens=5)
+
+
+class Talk:
+    """A session whose prompts are kept, turn by turn."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self.session = session
+        self.prompts: list[Prompt] = []
+        self.answers: list[tuple[int, ...]] = []
+
+    def ask(self, text: str) -> Reply:
+        reply = self.session.chat(text, options=SHORT)
+        assert self.session._kept is not None
+        self.prompts.append(self.session._kept.prepared.prompt)
+        self.answers.append(self.session._kept.answer)
+        return reply
+
+
+@pytest.fixture
+def talk(memory: Memory) -> Talk:
+    say(memory, "My cat is called Miso", "I live in Porto", "My sister is a nurse")
+    memory.flush()
+    return Talk(memory.session(**ADA, k=1))
+
+
+def test_a_turn_begins_with_all_ids_of_the_turn_before(talk: Talk) -> None:
+    for question in ("What is my cat called?", "Thanks! And I, where do I live?", "And what is my sister?"):
+        talk.ask(question)
+    for before, answer, after in zip(talk.prompts, talk.answers, talk.prompts[1:], strict=False):
+        grown = before.ids + list(answer)
+        assert after.ids[: len(grown)] == grown
+        assert len(after.ids) > len(grown)
+
+
+def test_the_composition_stays(talk: Talk) -> None:
+    talk.ask("What is my cat called?")
+    talk.ask("Where do I live?")
+    one, two = talk.prompts
+    assert one.composition == two.composition
+    assert one.composition
+
+
+def test_what_is_newly_recalled_is_appended_as_text(talk: Talk, engine: WatchedEngine) -> None:
+    first = talk.ask("What is my cat called?")
+    second = talk.ask("Where do I live?")
+    assert injected(first) == injected(second) == ["My cat is called Miso"]
+    assert texts(second) == ["I live in Porto", "My cat is called Miso"]
+    added = engine.tokenizer.decode(talk.prompts[1].ids[len(talk.prompts[0].ids) :])
+    assert "I live in Porto" in added
+    assert added.index("I live in Porto") < added.index("Where do I live?")
+
+
+def test_what_is_recalled_again_is_not_repeated(talk: Talk, engine: WatchedEngine) -> None:
+    talk.ask("What is my cat called?")
+    talk.ask("Is my cat really called that?")
+    assert engine.tokenizer.decode(talk.prompts[1].ids).count("Miso") == 1
+
+
+def test_appended_memories_carry_their_tags(talk: Talk, memory: Memory) -> None:
+    talk.ask("What is my cat called?")
+    talk.ask("Where do I live?")
+    tags = {part.tag for part in memory.prepare("?", **ADA).prompt.segments} - {None}
+    assert len({part.tag for part in talk.prompts[1].segments} & tags) == 2
+
+
+def test_the_appended_prompt_is_the_conversation_as_the_template_writes_it(
+    talk: Talk, memory: Memory, engine: WatchedEngine
+) -> None:
+    talk.ask("What is my cat called?")
+    talk.ask("Is my cat grey?")
+    [_, assistant, _, _] = talk.session.messages
+    text = engine.tokenizer.decode(talk.prompts[1].ids)
+    answer = engine.tokenizer.decode(talk.answers[0])
+    assert text.endswith(
+        f"<|im_start|>assistant\n{answer}<|im_end|>\n"
+        "<|im_start|>user\nIs my cat grey?<|im_end|>"
+        "\n<|im_start|>assistant\n"
+    )
+    assert assistant["role"] == "assistant"
+
+
+def test_messages_only_grow(talk: Talk) -> None:
+    talk.ask("What is my cat called?")
+    first = list(talk.session.messages)
+    talk.ask("Where do I live?")
+    assert talk.session.messages[:2] == first
+    assert [m["content"] for m in talk.session.messages if m["role"] == "user"] == [
+        "What is my cat called?",
+        "Where do I live?",
+    ]
+
+
+def test_recomposing_puts_what_is_recalled_now_before_the_conversation(
+    talk: Talk, engine: WatchedEngine
+) -> None:
+    talk.ask("What is my cat called?")
+    talk.session.recompose()
+    reply = talk.ask("Where do I live?")
+    assert injected(reply) == ["I live in Porto"]
+    text = engine.tokenizer.decode(talk.prompts[1].ids)
+    assert (
+        text.index("I live in Porto") < text.index("What is my cat called?") < text.index("Where do I live?")
+    )
+
+
+def test_a_memory_that_is_deleted_leaves_the_conversations_prompt(
+    talk: Talk, memory: Memory, engine: WatchedEngine
+) -> None:
+    reply = talk.ask("What is my cat called?")
+    memory.delete(reply.memories[0].id)
+    talk.ask("Where do I live?")
+    assert "My cat is called Miso" not in engine.tokenizer.decode(talk.prompts[1].ids)
+
+
+def test_a_memory_that_is_reworded_is_reworded_in_the_conversation(
+    talk: Talk, memory: Memory, engine: WatchedEngine
+) -> None:
+    reply = talk.ask("What is my cat called?")
+    memory.update(reply.memories[0].id, "My cat is called Tofu")
+    talk.ask("What is my cat called?")
+    text = engine.tokenizer.decode(talk.prompts[1].ids)
+    assert "Tofu" in text
+    assert "Miso" not in text
+
+
+def test_a_conversation_that_fills_the_context_is_composed_anew(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    say(memory, "My cat is called Miso", "long " * (engine.max_model_len // 8))
+    memory.flush()
+    talk = Talk(memory.session(**ADA, k=1))
+    talk.ask("What is my cat called?")
+    talk.ask("word " * (engine.max_model_len // 5))
+    reply = talk.ask("What is long long long long?")
+    assert len(talk.prompts[2].ids) + SHORT.max_tokens <= engine.max_model_len
+    assert reply.memories or reply.dropped
+
+
+def test_it_can_be_streamed(talk: Talk) -> None:
+    talk.ask("What is my cat called?")
+    *_, last = talk.session.stream("Where do I live?", options=SHORT)
+    assert last.reply is not None
+    assert last.reply.completion.injected_tokens > 0
+    assert talk.session.messages[-1] == {"role": "assistant", "content": last.reply.text}
+
+
+def test_chat_can_be_given_a_session(talk: Talk, memory: Memory) -> None:
+    memory.chat("What is my cat called?", session=talk.session, max_tokens=3)
+    memory.chat("Where do I live?", session=talk.session, max_tokens=3)
+    assert len(talk.session.messages) == 4
+
+
+def test_it_may_begin_with_a_system_text(memory: Memory, engine: WatchedEngine) -> None:
+    say(memory, "I like tea")
+    memory.flush()
+    talk = Talk(memory.session(**ADA, system="You are a butler."))
+    assert injected(talk.ask("What do I like?")) == ["I like tea"]
+    talk.ask("Anything else?")
+    assert engine.tokenizer.decode(talk.prompts[1].ids).count("You are a butler.") == 1
+
+
+def test_somebody_new_can_talk_too(memory: Memory) -> None:
+    talk = Talk(memory.session(user_id="nobody"))
+    talk.ask("Hello")
+    talk.ask("Hello again")
+    one, two = talk.prompts
+    assert two.ids[: len(one.ids)] == one.ids
+
+
+def test_an_empty_turn_is_an_error_and_leaves_no_trace(talk: Talk) -> None:
+    with pytest.raises(PromptError):
+        talk.ask("  ")
+    assert talk.session.messages == []
+
+
+def test_a_model_without_a_chat_template_can_be_continued() -> None:
+    from inferscale_memory.memory.session import _turn_ids
+    from inferscale_memory.prompt import PromptTemplate
+    from tests.models import tiny_tokenizer
+
+    bare = tiny_tokenizer().__class__(
+        tokenizer_object=tiny_tokenizer().backend_tokenizer, eos_token="<|im_end|>"
+    )
+    ids = _turn_ids(PromptTemplate(bare), "And then?")
+    assert ids is not None
+    assert bare.decode(ids) == "\nUser: And then?\nAssistant:"
