@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from inferscale_memory import cli, verify
 from inferscale_memory.engine import hf_families, transformers
@@ -126,12 +127,8 @@ class Stored(TransformersEngine):
         data = super()._capture(loaded, layers, request)
         places = torch.cat([torch.arange(span.start, span.stop) for span in request.spans])
         keys = data[:, 0].transpose(1, 2)  # [layers, kv_heads, tokens, head_dim]
-        angles = layers._rotary(keys, places[None])
-        data[:, 0] = (
-            sys.modules[type(loaded.model).__module__]
-            .apply_rotary_pos_emb(keys, keys, *angles)[0]
-            .transpose(1, 2)
-        )
+        cos, sin = loaded.model.model.rotary_emb(keys, places[None])
+        data[:, 0] = apply_rotary_pos_emb(keys, keys, cos, sin)[0].transpose(1, 2)
         return data
 
 
@@ -176,14 +173,19 @@ class Numberless(TransformersEngine):
 
 
 def unrotated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's rotation is left out where blobs are composed."""
-    build = hf_families.AttentionLayers.__init__
+    """The model's rotation turns nothing where blobs are composed."""
+    compose = hf_families.AttentionLayers.compose
 
-    def without_rotation(self: Any, *arguments: Any) -> None:
-        build(self, *arguments)
-        self._rotate = lambda query, key, cos, sin: (query, key)
+    def by_nothing(rotary: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = type(rotary).forward(rotary, *arguments)
+        return torch.ones_like(cos), torch.zeros_like(sin)
 
-    monkeypatch.setattr(hf_families.AttentionLayers, "__init__", without_rotation)
+    def unrotated_compose(self: Any, *arguments: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(self._rotary, "forward", partial(by_nothing, self._rotary))
+            return compose(self, *arguments)
+
+    monkeypatch.setattr(hf_families.AttentionLayers, "compose", unrotated_compose)
 
 
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +228,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
             {f"{name}: injected tokens off by" for name in ("whole prefix", "k = 0", *MOVED)},
             {"plain", "whole prefix"},
         ),
-        (in_place_of(Boaster), {"whole prefix", "k = 1", "control: no memory", *MOVED}, {"plain"}),
+        (in_place_of(Boaster), {"whole prefix", "k = 1", "control: order", *MOVED}, {"plain"}),
         (in_place_of(Failing), {"encode"}, set()),
         (in_place_of(Numberless), {"plain", "whole prefix", "moved"}, set()),
     ],
@@ -277,6 +279,7 @@ def test_an_unsupported_model_fails_one_check_that_says_why(
         (["--max-model-len", "0"], "pass more"),
         (["--max-model-len", "100"], "larger --max-model-len"),
         (["--json", "/nowhere/outcome.json"], "/nowhere"),
+        (["--json", "/"], "no file"),
         (["--model", "/nowhere"], "inferscale fetch"),
     ],
 )

@@ -63,10 +63,10 @@ class StartupCheck:
         if len(self._calls) < len(self._layers):
             return "an attention layer is not called in a way that can be followed"
         rotated = composer.rotate(
-            torch.stack([self._seen[n][1] for n in range(len(self._layers))], dim=1), positions
+            torch.stack([self._seen[n][1] for n in range(len(self._layers))]), positions
         )
         for number, layer in enumerate(self._layers):
-            problem = self._judge(composer, number, layer, rotated[:, number], slots, metadata)
+            problem = self._judge(composer, number, layer, rotated[number], slots, metadata)
             if problem is not None:
                 return f"layer {layer.layer_name}: {problem}"
         return None

@@ -6,7 +6,7 @@ update writes. Nothing here knows a page layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ ROTARY = frozenset(
 """Rotary modules of vLLM whose rotation depends on the position alone. Others are refused by name."""
 
 STAGE_BYTES = 64 * 2**20
-"""Most bytes of gathered keys (and as many of values) at one time; longer compositions are written in parts."""
+"""Default of `stage_bytes`."""
 
 
 class Composer:
@@ -37,13 +37,22 @@ class Composer:
     Args:
         layers: attention layers of this rank in the order of the arena's layer axis.
         rotations: for each layer, its rotary module, or None for a layer without rotation.
+        stage_bytes: most bytes gathered at one time; longer compositions are written in parts.
     """
 
-    def __init__(self, arena: Arena, layers: Sequence[Any], rotations: Sequence[Any | None]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        layers: Sequence[Any],
+        rotations: Sequence[Any | None],
+        *,
+        stage_bytes: int = STAGE_BYTES,
+    ) -> None:
+        self.stage_bytes = stage_bytes
         self._arena = arena
         self._layers = tuple(layers)
         self._rotated = _by_module(rotations)
-        self._stage_rows = max(1, STAGE_BYTES // (arena.shape.row_bytes // 2))
+        self._stage_rows = max(1, stage_bytes // arena.shape.row_bytes)
         self._staged: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def write(self, loads: Sequence[Load]) -> None:
@@ -56,15 +65,16 @@ class Composer:
             self._write_part(rows[part], positions[part], slots[part])
 
     def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate keys [tokens, layers, kv_heads, head_dim] to `positions` [tokens], in place; returns them.
+        """Rotate keys [layers, tokens, kv_heads, head_dim] to `positions` [tokens], in place; returns them.
 
-        To a rotary module layers are just more heads, so all layers of one module take one call.
+        Where one module rotates all layers it takes one call: to it, another layer's tokens are just more tokens.
         """
-        for module, index in self._rotated:
-            if index is None:
-                _rotate(module, positions, keys)
+        for module, layers in self._rotated:
+            if len(layers) == len(keys):
+                _rotate(module, positions.repeat(len(keys)), keys.flatten(0, 1))
             else:
-                keys[:, index] = _rotate(module, positions, keys[:, index])
+                for layer in layers:
+                    _rotate(module, positions, keys[layer])
         return keys
 
     def write_layer(
@@ -78,20 +88,22 @@ class Composer:
         arena = self._arena
         keys, values = self._stage(len(rows))
         index = arena.index(rows)
-        torch.index_select(arena.keys, 0, index, out=keys)
-        torch.index_select(arena.values, 0, index, out=values)
+        torch.index_select(arena.keys, 1, index, out=keys)
+        torch.index_select(arena.values, 1, index, out=values)
         self.rotate(keys, torch.from_numpy(positions).to(arena.device))
         where = torch.from_numpy(slots).to(arena.device)
         for number in range(len(self._layers)):
-            self.write_layer(number, keys[:, number], values[:, number], where)
+            self.write_layer(number, keys[number], values[number], where)
 
     def _stage(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for gathered rows, kept between steps: fresh memory costs more than the copy into it."""
-        if self._staged is None or len(self._staged[0]) < tokens:
-            size = (tokens, *self._arena.keys.shape[1:])
-            self._staged = (self._arena.keys.new_empty(size), self._arena.keys.new_empty(size))
-        keys, values = self._staged
-        return keys[:tokens], values[:tokens]
+        """Room for gathered rows [layers, tokens, kv_heads, head_dim], kept between steps: fresh memory costs more
+        than the copy into it."""
+        layers, _, heads, head_dim = self._arena.keys.shape
+        needed = layers * tokens * heads * head_dim
+        if self._staged is None or self._staged[0].numel() < needed:
+            self._staged = (self._arena.keys.new_empty(needed), self._arena.keys.new_empty(needed))
+        keys, values = (flat[:needed].view(layers, tokens, heads, head_dim) for flat in self._staged)
+        return keys, values
 
 
 def unsupported_rotary(module: Any | None) -> str | None:
@@ -101,29 +113,19 @@ def unsupported_rotary(module: Any | None) -> str | None:
     return f"its rotary embedding {type(module).__name__} may depend on more than the position"
 
 
-def _rotate(module: Any, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Keys [tokens, ..., head_dim] rotated by the model's module, given to it as its query. In place where the
-    module works in place, and always written back."""
+def _rotate(module: Any, positions: torch.Tensor, keys: torch.Tensor) -> None:
+    """Rotate contiguous keys [tokens, kv_heads, head_dim] in place; the model's module is given them as its query."""
     flat = keys.view(len(keys), -1)
     # Not module(...): an encode of the same step has its hooks on the module, and these keys are not the model's.
     rotated = module.forward(positions, flat, None)[0]
     if rotated.data_ptr() != flat.data_ptr():
         flat.copy_(rotated)
-    return keys
 
 
-def _by_module(rotations: Sequence[Any | None]) -> list[tuple[Any, torch.Tensor | None]]:
-    """(module, layers it rotates); None for all layers."""
+def _by_module(rotations: Sequence[Any | None]) -> list[tuple[Any, list[int]]]:
+    """(module, the layers it rotates)."""
     groups: dict[int, tuple[Any, list[int]]] = {}
     for number, module in enumerate(rotations):
         if module is not None:
             groups.setdefault(id(module), (module, []))[1].append(number)
-    return [
-        (module, None if len(numbers) == len(rotations) else torch.tensor(numbers))
-        for module, numbers in groups.values()
-    ]
-
-
-def layers_in_order(contexts: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The attention layers of `names`, as vLLM's static forward context holds them."""
-    return [contexts[name] for name in names]
+    return list(groups.values())

@@ -38,14 +38,14 @@ DEFAULT_BYTES = {DEVICE_BYTES: 1 << 30, HOST_BYTES: 1 << 30}
 
 
 @dataclass
-class StepMetadata(KVConnectorMetadata):
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not followed: it is optional
     """Scheduler to worker, once a step."""
 
     orders: Orders
 
 
 @dataclass
-class StepReport(KVConnectorWorkerMetadata):
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Worker to scheduler, once a step; ranks are merged by vLLM."""
 
     report: Report
@@ -55,7 +55,7 @@ class StepReport(KVConnectorWorkerMetadata):
         return StepReport(self.report.merge(other.report))
 
 
-class InferScaleConnector(KVConnectorBase_V1):
+class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Encodes facts once and injects them ever after.
 
     Options in `kv_connector_extra_config`: `device_bytes` and `host_bytes`, budgets of the two tiers per rank
@@ -100,7 +100,8 @@ class InferScaleConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         side = self._scheduler
         assert side is not None
-        return self._guarded((0, False), lambda: side.match(request, num_computed_tokens))
+        nothing: tuple[int | None, bool] = (0, False)
+        return self._guarded(nothing, lambda: side.match(request, num_computed_tokens))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         side = self._scheduler
@@ -146,7 +147,8 @@ class InferScaleConnector(KVConnectorBase_V1):
         from vllm.forward_context import get_forward_context
 
         side = self._worker
-        assert side is not None and isinstance(connector_metadata, StepMetadata)
+        assert side is not None
+        assert isinstance(connector_metadata, StepMetadata)
         side.begin(connector_metadata.orders, get_forward_context())
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -61,7 +61,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop these blobs everywhere, and every cached block that holds them or mentions these tags."""
+    """Drop these blobs of the owner everywhere, and every cached block that holds them or, in whosever prompt,
+    mentions these tags: a tag is as good as a password for that, so make it one that nobody guesses."""
 
     owner: str
     keys: tuple[str, ...] = ()
@@ -153,7 +154,7 @@ def params(ask: Ask, secret: bytes) -> dict[str, Any]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _Malformed(Exception):
+class _MalformedError(Exception):
     pass
 
 
@@ -163,18 +164,18 @@ def parse(raw: Any, secret: bytes) -> Ask | Refusal | None:
         return None
     try:
         return _parse(raw[NAME], secret)
-    except _Malformed as problem:
+    except _MalformedError as problem:
         return Refusal(f"malformed request: {problem}")
 
 
 def _parse(body: Any, secret: bytes) -> Ask | Refusal:
     if not isinstance(body, dict):
-        raise _Malformed(f"'{NAME}' must be an object")
+        raise _MalformedError(f"'{NAME}' must be an object")
     owner, token = _text(body, "owner"), _text(body, "token")
     if not secret:
         return Refusal("the server has no secret, so it cannot check who is asking; set INFERSCALE_SECRET")
     if not owner:
-        raise _Malformed("'owner' is empty")
+        raise _MalformedError("'owner' is empty")
     if not owner_proved(secret, owner, token):
         return Refusal("the owner token is missing, expired or of another owner or secret")
     match body.get("op"):
@@ -187,20 +188,20 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
         case "forget":
             return Forget(owner, _texts(body, "keys"), _texts(body, "tags"))
         case _:
-            raise _Malformed("'op' must be encode, inject, probe or forget")
+            raise _MalformedError("'op' must be encode, inject, probe or forget")
 
 
 def _text(body: dict[str, Any], name: str) -> str:
     value = body.get(name, "")
     if not _is_text(value):
-        raise _Malformed(f"'{name}' must be a string of at most {MAX_TEXT} characters")
+        raise _MalformedError(f"'{name}' must be a string of at most {MAX_TEXT} characters")
     return str(value)
 
 
 def _texts(body: dict[str, Any], name: str) -> tuple[str, ...]:
     values = _list(body, name)
     if not all(_is_text(value) for value in values):
-        raise _Malformed(f"'{name}' must hold strings of at most {MAX_TEXT} characters")
+        raise _MalformedError(f"'{name}' must hold strings of at most {MAX_TEXT} characters")
     return tuple(values)
 
 
@@ -217,14 +218,14 @@ def _is_text(value: Any) -> bool:
 def _list(body: dict[str, Any], name: str) -> list[Any]:
     values = body.get(name, [])
     if not isinstance(values, list | tuple) or len(values) > MAX_ITEMS:
-        raise _Malformed(f"'{name}' must be a list of at most {MAX_ITEMS} items")
+        raise _MalformedError(f"'{name}' must be a list of at most {MAX_ITEMS} items")
     return list(values)
 
 
 def _pairs(body: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
     values = _list(body, name)
     if not all(isinstance(value, list | tuple) and len(value) == 2 for value in values):
-        raise _Malformed(f"'{name}' must hold pairs")
+        raise _MalformedError(f"'{name}' must hold pairs")
     return [(first, second) for first, second in values]
 
 
@@ -235,14 +236,14 @@ def _is_position(value: Any) -> bool:
 def _mentions(body: dict[str, Any]) -> tuple[Mention, ...]:
     pairs = _pairs(body, "mentions")
     if not all(_is_text(tag) and _is_position(at) for tag, at in pairs):
-        raise _Malformed("'mentions' must hold [tag, position]")
+        raise _MalformedError("'mentions' must hold [tag, position]")
     return tuple(pairs)
 
 
 def _segments(body: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     pairs = _pairs(body, "segments")
     if not all(_is_text(key) and _is_position(tokens) and tokens > 0 for key, tokens in pairs):
-        raise _Malformed("'segments' must hold [key, tokens]")
+        raise _MalformedError("'segments' must hold [key, tokens]")
     return tuple(pairs)
 
 
@@ -251,8 +252,8 @@ def _spans(body: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     end = 0
     for start, stop in pairs:
         if not (_is_position(start) and _is_position(stop) and end <= start < stop):
-            raise _Malformed("'spans' must hold ordered, disjoint, non-empty [start, stop]")
+            raise _MalformedError("'spans' must hold ordered, disjoint, non-empty [start, stop]")
         end = stop
     if not pairs:
-        raise _Malformed("'spans' is empty: nothing would be kept")
+        raise _MalformedError("'spans' is empty: nothing would be kept")
     return tuple(pairs)

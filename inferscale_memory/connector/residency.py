@@ -1,8 +1,8 @@
 """Which blocks of vLLM's prefix cache were computed from which facts, so that forgetting reaches them.
 
-A block is hit by its hash, and its hash chains over everything before it; so hashes form a tree, and what must
-go when a fact is forgotten is the whole subtree under the first block that holds it. Hashes are remembered, not
-block ids: an id is soon somebody else's.
+A block is hit by its hash, and its hash chains over everything before it; so hashes form a tree, and what
+must go when a fact is forgotten is the whole subtree under the first block that holds it. Hashes are
+remembered, not block ids: an id is soon somebody else's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 Name = tuple[str, str]
-"""(owner, tag or blob key)."""
+"""(owner, blob key), or ("", tag): a fact may stand as text in the prompts of any owner that may read it."""
 
 
 class PrefixCache(Protocol):
@@ -24,8 +24,8 @@ class PrefixCache(Protocol):
 class Residency:
     """Remembers, per name, the first blocks that hold it, and of every block which ones follow it.
 
-    Invariant: a hash is entered before any that follows it. A request that was seen before adds nothing, and what
-    is no longer cached is dropped once `limit` hashes are known: memory is bounded by what the cache can hold.
+    Invariant: a hash is entered before any that follows it. A request that was seen before adds nothing, and
+    what is no longer cached is dropped once `limit` hashes are known: memory is bounded by what the cache holds.
     """
 
     def __init__(self, cache: PrefixCache, block_size: int, *, limit: int = 65_536) -> None:

@@ -18,8 +18,9 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ NULL_BLOCK = 0
 
 @dataclass(slots=True)
 class _Encoding:
-    """An encode under way. `keys` are those of the blobs it will make, one per span; `positions`, `arrived` and `rows`
-    are per kept token, over all spans in order."""
+    """An encode under way. `keys` are those of the blobs it will make, one per span; `positions`, `arrived` and
+    `rows` are per kept token, over all spans in order."""
 
     ask: Encode
     request: Any
@@ -60,10 +61,10 @@ class _Encoding:
     def open(self) -> bool:
         return self.error is None and not self.blobs
 
-    def mentions(self) -> list[protocol.Mention]:
+    def mentions(self) -> list[tuple[Name, int]]:
         """What the prompt holds: the tags it names, and the blobs that are made of it."""
         starts = (start for start, _ in self.ask.spans)
-        return [*self.ask.mentions, *zip(self.keys, starts, strict=False)]
+        return _names(self.ask, zip(self.keys, starts, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class _Match:
 
 @dataclass(slots=True)
 class _Injection:
-    """A request with a composition. Counts are those of its first admission. When `barred` it is prefilled as text."""
+    """A request with a composition. Counts are those of its first admission. `barred`: it is prefilled as text."""
 
     ask: Inject
     request: Any
@@ -93,13 +94,10 @@ class _Injection:
     compose_s: float = 0.0
     forgotten: list[Name] = field(default_factory=list)
 
-    def mentions(self) -> list[protocol.Mention]:
+    def mentions(self) -> list[tuple[Name, int]]:
         """What the prompt holds: the tags it names, and the blobs it is composed of."""
-        mentions, position = list(self.ask.mentions), 0
-        for key, tokens in self.ask.segments:
-            mentions.append((key, position))
-            position += tokens
-        return mentions
+        starts = accumulate((tokens for _, tokens in self.ask.segments), initial=0)
+        return _names(self.ask, zip((key for key, _ in self.ask.segments), starts, strict=False))
 
 
 @dataclass(slots=True)
@@ -384,10 +382,10 @@ class SchedulerSide:
         if encoding.open and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
             return None, False
-        tokens = len(encoding.positions)
-        if encoding.open and encoding.rows is None and not self._store.reservable(tokens):
-            if tokens <= self._store.tiers[0].capacity:
-                return None, False  # what fills the tier now is pinned or being kept; it will be free again
+        tokens, tier = len(encoding.positions), self._store.tiers[0]
+        waiting = encoding.open and encoding.rows is None and tokens <= tier.capacity
+        if waiting and not self._store.reservable(tokens):
+            return None, False  # what fills the tier now is pinned or being kept; it will be free again
         return 0, False
 
     def _reserve(self, encoding: _Encoding) -> None:
@@ -441,9 +439,9 @@ class SchedulerSide:
 
     def _forget(self, ask: Forget) -> int:
         """Drop blobs and cached blocks now, and see to it that requests in flight leave none behind."""
-        names = {(ask.owner, name) for name in (*ask.keys, *ask.tags)}
+        names = {(ask.owner, key) for key in ask.keys} | {("", tag) for tag in ask.tags}
         for state in self._requests.values():
-            if isinstance(state, _Encoding | _Injection) and state.ask.owner == ask.owner:
+            if isinstance(state, _Encoding | _Injection):
                 self._forget_running(state, names)
         if self._residency is not None:
             for name in names:
@@ -457,8 +455,7 @@ class SchedulerSide:
 
     def _forget_running(self, state: _Encoding | _Injection, names: set[Name]) -> None:
         found: dict[Name, int] = {}
-        for tag, at in state.mentions():
-            name = (state.ask.owner, tag)
+        for name, at in state.mentions():
             found[name] = min(at, found.get(name, at))
         hit = names & found.keys()
         if not hit:
@@ -474,10 +471,14 @@ class SchedulerSide:
         """Remember where the facts of a request that ends are cached; evict what was forgotten while it ran."""
         if self._residency is None:
             return
-        owner = state.ask.owner
-        self._residency.note((((owner, tag), at) for tag, at in state.mentions()), state.request.block_hashes)
+        self._residency.note(state.mentions(), state.request.block_hashes)
         for name in state.forgotten:
             self._residency.evict(name)
+
+
+def _names(ask: Encode | Inject, keys: Iterable[tuple[str, int]]) -> list[tuple[Name, int]]:
+    """The names under which a prompt's tags and blob keys are remembered, and where they begin."""
+    return [*((("", tag), at) for tag, at in ask.mentions), *(((ask.owner, key), at) for key, at in keys)]
 
 
 def _not_plain(request: Any) -> str | None:

@@ -56,6 +56,11 @@ class WorkerSide:
         self._report = Report()
         self._bad_blocks: set[int] = set()
 
+    @property
+    def rotations(self) -> list[Any | None]:
+        """The rotary module of each layer, once the start-up check has passed."""
+        return [self._modules[number] for number in sorted(self._modules)]
+
     def register(self, layers: list[Any]) -> None:
         """The attention layers of this rank, in order, once their caches exist."""
         self._layers = layers

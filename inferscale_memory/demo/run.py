@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] = ()) -> int:
         raise ConfigurationError("the conversation has no questions with answers; pass another --data")
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.getLogger("mem0").setLevel(logging.ERROR)  # it advertises optional packages
 
     from rich.console import Console
 
@@ -75,12 +77,12 @@ def main(argv: Sequence[str] = ()) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="inferscale demo", description=main.__doc__)
     parser.add_argument("--k", type=int, nargs="+", default=[5, 20, 50], help="how many memories to recall")
-    parser.add_argument("--questions", type=int, default=16, help="how many questions to ask (default 16)")
+    parser.add_argument("--questions", type=int, default=10, help="how many questions to ask (default 10)")
     parser.add_argument("--data", type=Path, help="a conversation file: ours (the default) or one of LoCoMo's")
     parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, default=4096, help="context length (default 4096)")
-    parser.add_argument("--max-tokens", type=int, default=16, help="most tokens of an answer (default 16)")
+    parser.add_argument("--max-tokens", type=int, default=12, help="most tokens of an answer (default 12)")
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     options = parser.parse_args(argv)
     if min(options.k) < 1 or options.questions < 1 or options.max_tokens < 1:

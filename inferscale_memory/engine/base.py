@@ -83,6 +83,9 @@ class SamplingOptions:
     ignore_eos: bool = False
 
 
+DEFAULT_OPTIONS = SamplingOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One answer and what it cost.

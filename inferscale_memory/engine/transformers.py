@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.utils import logging as hf_logging
 
 from inferscale_memory.engine.base import (
+    DEFAULT_OPTIONS,
     BlobRef,
     Chunk,
     Completion,
@@ -51,8 +52,6 @@ from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFILL_CHUNK = 1024
 """Most tokens of one forward: bounds the memory of attention scores."""
-
-_GREEDY = SamplingOptions()
 
 
 class TransformersEngine:
@@ -189,7 +188,7 @@ class TransformersEngine:
 
     # -- answering -------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Completion:
+    def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
         """Answer `prompt`.
 
         Raises:
@@ -201,7 +200,7 @@ class TransformersEngine:
                 return chunk.completion
         raise AssertionError("a stream ends with a completion")
 
-    def stream(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         """Answer `prompt` token by token. Raises what `generate` does, at once."""
         called = time.perf_counter()
         check_options(options)
@@ -278,7 +277,7 @@ class TransformersEngine:
                 return _Injection(nothing, refused=refused)
             index = arena.index(rows)
             with torch.inference_mode():
-                cache = layers.compose(arena.keys[index], arena.values[index])
+                cache = layers.compose(arena.keys[:, index].transpose(0, 1), arena.values[:, index].transpose(0, 1))
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         return _Injection(cache, len(rows), refused, time.perf_counter() - started)
@@ -317,10 +316,12 @@ class TransformersEngine:
     async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
         return await asyncio.to_thread(self.encode, requests)
 
-    async def agenerate(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> Completion:
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
         return await asyncio.to_thread(self.generate, prompt, options)
 
-    async def astream(self, prompt: Prompt, options: SamplingOptions = _GREEDY) -> AsyncIterator[Chunk]:
+    async def astream(
+        self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS
+    ) -> AsyncIterator[Chunk]:
         chunks = self.stream(prompt, options)
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from inferscale_memory.connector import protocol, secret
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
 from inferscale_memory.engine.base import (
+    DEFAULT_OPTIONS,
     BlobRef,
     Chunk,
     Completion,
@@ -123,19 +124,19 @@ class VLLMEngine:
         server = self._started()
         return server.run(server.encode(requests))
 
-    def generate(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Completion:
+    def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
         server, began = self._started(), time.perf_counter()
         return server.run(server.generate(prompt, options, began))
 
-    def stream(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         server, began = self._started(), time.perf_counter()
         chunks = server.stream(prompt, options, began)
         try:
             while True:
-                try:
-                    yield server.run(anext(chunks))
-                except StopAsyncIteration:
+                chunk = server.run(_next(chunks))
+                if chunk is None:
                     return
+                yield chunk
         finally:
             server.run(chunks.aclose())
 
@@ -153,21 +154,21 @@ class VLLMEngine:
         server = await self._astarted()
         return await server.arun(server.encode(requests))
 
-    async def agenerate(self, prompt: Prompt, options: SamplingOptions = SamplingOptions()) -> Completion:
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
         server, began = await self._astarted(), time.perf_counter()
         return await server.arun(server.generate(prompt, options, began))
 
     async def astream(
-        self, prompt: Prompt, options: SamplingOptions = SamplingOptions()
+        self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS
     ) -> AsyncIterator[Chunk]:
         server, began = await self._astarted(), time.perf_counter()
         chunks = server.stream(prompt, options, began)
         try:
             while True:
-                try:
-                    yield await server.arun(anext(chunks))
-                except StopAsyncIteration:
+                chunk = await server.arun(_next(chunks))
+                if chunk is None:
                     return
+                yield chunk
         finally:
             await server.arun(chunks.aclose())
 
@@ -288,7 +289,9 @@ class _Server:
         assert completion is not None, "a stream ends with its completion"
         return completion
 
-    async def stream(self, prompt: Prompt, options: SamplingOptions, began: float) -> AsyncIterator[Chunk]:
+    async def stream(
+        self, prompt: Prompt, options: SamplingOptions, began: float
+    ) -> AsyncGenerator[Chunk, None]:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         ids = prompt.ids
@@ -419,6 +422,11 @@ class _Server:
         return f"{kind}-{next(self._names)}"
 
 
+async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+    """The next chunk; None after the last."""
+    return await anext(chunks, None)
+
+
 def _refusal(reply: dict[str, Any], asked: int, injected: int, known: int) -> str | None:
     """Why less was injected than asked, if it was; what the prefix cache already held needs no injection."""
     if asked <= max(injected, known) or asked - max(injected, known) == 1:
@@ -475,7 +483,7 @@ def _main_module_hidden() -> Iterator[None]:
     Without this every script would need an `if __name__ == "__main__"` guard.
     """
     main = sys.modules["__main__"]
-    kept = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    kept: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
     try:
         main.__spec__ = None
         main.__dict__.pop("__file__", None)

@@ -37,14 +37,14 @@ class Shape:
 
 
 class Arena:
-    """Keys and values of `rows` tokens: two tensors [rows, layers, kv_heads, head_dim].
+    """Keys and values of `rows` tokens: two tensors [layers, rows, kv_heads, head_dim].
 
-    A token's row is contiguous, so a gather reads long runs, and all layers of a gathered composition can be rotated
-    in one call: to a rotary embedding, layers are just more heads.
+    Layer by layer, so that what is gathered for a composition is contiguous for every layer that is written, and all
+    layers can be rotated in one call: to a rotary embedding, the tokens of another layer are just more tokens.
     """
 
     def __init__(self, shape: Shape, rows: int, device: torch.device | str = "cpu") -> None:
-        size = (rows, shape.layers, shape.kv_heads, shape.head_dim)
+        size = (shape.layers, rows, shape.kv_heads, shape.head_dim)
         self.shape = shape
         self.rows = rows
         self.keys = torch.empty(size, dtype=shape.dtype, device=device)
@@ -56,29 +56,29 @@ class Arena:
 
     def index(self, rows: Rows) -> torch.Tensor:
         """`rows` as an index tensor on the arena's device. Raises IndexError outside the arena."""
-        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < self.rows):
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
             raise IndexError(f"row outside the arena of {self.rows} rows")
         return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
 
     def write_layer(self, index: torch.Tensor, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put one layer's keys and values, each [tokens, kv_heads, head_dim], into rows `index`."""
-        self.keys[index, layer] = keys
-        self.values[index, layer] = values
+        self.keys[layer, index] = keys
+        self.values[layer, index] = values
 
     def write(self, rows: Rows, data: torch.Tensor) -> None:
         """Put a blob's data [layers, 2, tokens, kv_heads, head_dim] into `rows`."""
         index = self.index(rows)
         data = data.to(self.device)
-        self.keys[index] = data[:, 0].transpose(0, 1)
-        self.values[index] = data[:, 1].transpose(0, 1)
+        self.keys[:, index] = data[:, 0]
+        self.values[:, index] = data[:, 1]
 
     def read(self, rows: Rows) -> torch.Tensor:
         """The data of a blob: [layers, 2, tokens, kv_heads, head_dim]."""
         index = self.index(rows)
-        return torch.stack((self.keys[index], self.values[index])).permute(2, 0, 1, 3, 4).contiguous()
+        return torch.stack((self.keys[:, index], self.values[:, index]), dim=1)
 
     def copy_rows(self, source: Arena, source_rows: Rows, rows: Rows) -> None:
         """Copy rows of another arena (another tier) into rows of this one."""
         theirs, ours = source.index(source_rows), self.index(rows)
-        self.keys[ours] = source.keys[theirs].to(self.device)
-        self.values[ours] = source.values[theirs].to(self.device)
+        self.keys[:, ours] = source.keys[:, theirs].to(self.device)
+        self.values[:, ours] = source.values[:, theirs].to(self.device)

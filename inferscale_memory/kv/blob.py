@@ -9,7 +9,7 @@ allocated):
     header    JSON: shape [layers, 2, tokens, kv_heads, head_dim], dtype, fingerprint, ids digest (hex)
     payload   the tensor, contiguous
 
-The checksum covers the header too: a damaged digest or shape would put a blob under ids that it was not made of.
+The checksum covers the header too: a damaged digest or shape would put a blob under ids it was not made of.
 """
 
 from __future__ import annotations

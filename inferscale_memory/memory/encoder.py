@@ -85,9 +85,9 @@ class Encoder:
                     return
                 self._waiting[fact] = check or self._waiting.get(fact, False)
                 self._changed.notify_all()
-            if self._waiting and self._thread is None:
-                self._thread = Thread(target=self._work, name="inferscale-encoder", daemon=True)
-                self._thread.start()
+                if self._thread is None:  # in here: what comes next may have to wait for it
+                    self._thread = Thread(target=self._work, name="inferscale-encoder", daemon=True)
+                    self._thread.start()
 
     def flush(self, progress: Progress | None = None, timeout: float | None = None) -> None:
         """Wait until nothing is waiting. Raises the engine's error if it could not be started, TimeoutError

@@ -2,7 +2,9 @@
 
 It must never inject anything: what is extracted from stands in the prompt as text.
 
-Not yet here (the drop-in issue adds it): schema-constrained decoding, and an error where the JSON is cut off.
+Not yet here (the drop-in issue adds it): schema-constrained decoding, an error where the JSON is cut off, and
+tags for the memories mem0 puts into its prompts, so that forgetting them evicts these prompts' cached blocks
+too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from mem0.utils.factory import LlmFactory
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.writing import owner_under_way
 from inferscale_memory.prompt import Prompt, Segment
 
 PROVIDER = "inferscale"
@@ -57,4 +60,5 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # mem0 has no types
             temperature=self.config.temperature,
             top_p=self.config.top_p,
         )
-        return lazy.get().generate(Prompt(PROVIDER, (Segment(ids),)), sampling).text
+        owner = owner_under_way() or PROVIDER
+        return lazy.get().generate(Prompt(owner, (Segment(ids),)), sampling).text

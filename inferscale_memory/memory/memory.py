@@ -19,6 +19,7 @@ from mem0.configs.base import MemoryConfig
 from mem0.memory.main import _UNSET, _build_filters_and_metadata
 
 from inferscale_memory.engine.base import Engine, SamplingOptions
+from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory.config import Injection, Settings
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
@@ -67,8 +68,17 @@ class Memory(mem0.Memory):  # type: ignore[misc]  # mem0 has no types
             pydantic.ValidationError: as mem0 does, about its own part of the configuration.
         """
         settings = Settings.read(config, engine, injection, folder)
-        self._core = Core(settings, self._payload)
-        super().__init__(settings.mem0)
+        self._core = core = Core(settings, self._payload)
+        try:
+            super().__init__(settings.mem0)
+        except BaseException as error:
+            core.close()
+            if isinstance(error, RuntimeError) and "already accessed" in str(error):  # says Qdrant
+                raise ConfigurationError(
+                    f"the memory in {settings.folder} is open already: close it, pass another folder, or use "
+                    "a vector store that is a server"
+                ) from error
+            raise
 
     @classmethod
     def from_config(cls, config_dict: Mapping[str, Any]) -> Memory:
@@ -176,7 +186,8 @@ class Memory(mem0.Memory):  # type: ignore[misc]  # mem0 has no types
             return super().delete_all(user_id=user_id, agent_id=agent_id, run_id=run_id)
 
     def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
-        """Wait until every fact written so far is encoded.
+        """Wait until every fact written so far is encoded. Where nothing has asked for an engine (mem0's own
+        functions with an LLM of their own do not) nothing is, and nothing waits.
 
         Args:
             progress: called with how many are done, and of how many.

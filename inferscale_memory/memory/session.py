@@ -7,7 +7,7 @@ prompt is composed anew, and so it is when the context is full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
@@ -71,7 +71,13 @@ class ChatSession:
         conversation."""
         called, options = perf_counter(), options or SamplingOptions()
         prepared = self._prepare(text, options.max_tokens)
-        for chunk in self._core.recall.stream(prepared, options, inject=inject, called=called):
+        chunks = self._core.recall.stream(prepared, options, inject=inject, called=called)
+        return self._remembering(text, prepared, chunks)
+
+    def _remembering(
+        self, text: str, prepared: Prepared, chunks: Iterator[ReplyChunk]
+    ) -> Iterator[ReplyChunk]:
+        for chunk in chunks:
             if chunk.reply is not None:
                 self._remember(text, prepared, chunk.reply)
             yield chunk
@@ -86,13 +92,19 @@ class ChatSession:
         started = perf_counter()
         results = self._search(question(messages[-1:]), self._k)
         search_s = perf_counter() - started
-        if self._kept is not None and self._core.wordings(list(self._kept.wordings)) == self._kept.wordings:
+        if self._kept is not None and self._stands(self._kept):
             prepared = self._continued(self._kept, text, results, max_tokens, search_s)
             if prepared is not None:
                 return prepared
         return self._core.recall.prepare(
             messages, results, self._scope, max_tokens=max_tokens, search_s=search_s
         )
+
+    def _stands(self, kept: _Kept) -> bool:
+        """Whether every memory in the prompt so far exists as it is worded there. One that the journal did
+        not know then (its encode was still to come) counts as none."""
+        ids = [memory.id for memory in kept.prepared.memories]
+        return len(kept.wordings) == len(ids) and self._core.wordings(ids) == kept.wordings
 
     def _continued(
         self, kept: _Kept, text: str, results: Sequence[Result], max_tokens: int, search_s: float
@@ -121,11 +133,14 @@ class ChatSession:
 
     def _remember(self, text: str, prepared: Prepared, reply: Reply) -> None:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply.text}]
-        answer = reply.completion.token_ids
-        if answer and answer[-1] in self._core.engine.get().tokenizer.all_special_ids:
-            answer = answer[:-1]  # the chat template ends the turn itself
+        answer = _unended(reply.completion.token_ids, self._core.engine.get().tokenizer.all_special_ids)
         ids = [memory.id for memory in prepared.memories]
         self._kept = _Kept(prepared, answer, self._core.wordings(ids))
+
+
+def _unended(answer: tuple[int, ...], special: Collection[int]) -> tuple[int, ...]:
+    """An answer without the token that ended it: the chat template ends the turn itself."""
+    return answer[:-1] if answer and answer[-1] in special else answer
 
 
 def _with_memories(text: str, new: Sequence[Found]) -> str:

@@ -42,6 +42,12 @@ class _Batch:
 _under_way: ContextVar[_Batch | None] = ContextVar("inferscale_write", default=None)
 
 
+def owner_under_way() -> str | None:
+    """Whose words the call under way writes, if there is one."""
+    batch = _under_way.get()
+    return None if batch is None else batch.scope.owner or None
+
+
 class WritePath:
     """Told by the face what is said, and by the mirror what becomes of facts."""
 
@@ -90,11 +96,13 @@ class WritePath:
     def written(self, rows: Rows) -> None:
         with self._batch() as batch:
             known = self._journal.facts(fact for fact, _ in rows)
+            new = []
             for name, payload in rows:
                 if name in known:  # mem0 tries again, record by record, what failed as a batch
                     self._reword(batch, known[name], payload)
                 elif (fact := self._read(name, payload, batch)) is not None:
-                    batch.written += self._journal.write_facts([fact])
+                    new.append(fact)
+            batch.written += self._journal.write_facts(new)
 
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None:
         known = self._journal.facts([fact]).get(fact)

@@ -244,17 +244,13 @@ def gather(engine: Engine, material: Material, seed: int, say: Say) -> Evidence:
     )
 
     say("facts that stand elsewhere than they were encoded")
-    before = (*material.facts[-1:], *material.facts[:-1])
-    alone = subject.keep_each(
-        (material.preamble + earlier, fact) for earlier, fact in zip(before, material.facts, strict=True)
-    )
+    alone = subject.keep_each((material.preamble, fact) for fact in material.facts)
     every = subject.ask([preamble, *alone], question)
     moved = tuple(_moved(subject, material))
     say("facts in another order, and facts that repeat")
-    some = alone[: min(len(alone), PERMUTED)]
-    mixed = _shuffled(some, seed)
+    some = alone[:PERMUTED]
     straight = subject.ask([preamble, *some], question)
-    permuted = subject.ask([preamble, *mixed], question)
+    permuted = subject.ask([preamble, *_shuffled(some, seed)], question)
     first, second, third = some[:3]
     repeated = subject.ask([preamble, second, first, first, third, second], question)
     return Evidence(
@@ -263,7 +259,7 @@ def gather(engine: Engine, material: Material, seed: int, say: Say) -> Evidence:
             Composed(
                 "moved", "facts encoded at 4 positions, injected at 16, are as if computed there", moved
             ),
-            Composed(f"k = {len(alone)}", "facts encoded apart are injected together", (every,)),
+            Composed(f"k = {len(alone)}", "facts encoded without each other are injected together", (every,)),
             Composed("order", "facts are injected in any order", (permuted,)),
             Composed("repetition", "a fact is injected as often as it stands in the prompt", (repeated,)),
         ),
@@ -277,7 +273,10 @@ def _moved(subject: _Subject, material: Material) -> Iterable[Answer]:
     """Four facts, encoded at four positions p, each injected at four positions q."""
     facts, strangers = material.facts[:4], material.strangers
     number = len(material.facts)
-    contexts = [(), *(material.preamble + _joined(strangers[:n]) for n in (0, number // 10, number // 3))]
+    contexts = [
+        (),
+        *(material.preamble + _joined(strangers[:n]) for n in (0, 1 + number // 10, 1 + number // 3)),
+    ]
     blobs = subject.keep_each(zip(contexts, facts, strict=False))
     pads = [(), *(material.preamble + _joined(strangers[-n:]) for n in (1, 1 + number // 8, 1 + number // 2))]
     for turn, pad in enumerate(pads):
@@ -345,7 +344,7 @@ def _counted(name: str, answers: Sequence[Answer]) -> Check:
 def _controls(evidence: Evidence, reference: Reference, bound: float) -> list[Check]:
     """That the checks above can fail: each wrong memory gives an answer that they would not let through."""
     whole, none = evidence.exact[:2]
-    shifted = evidence.composed[0].answers[-1]
+    shifted = evidence.composed[0].answers[0]
     right, wrong = _table(shifted, reference), _table(shifted, reference, moved=False)
     found = (
         (

@@ -10,13 +10,13 @@ import argparse
 import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from inferscale_memory.engine.base import Engine
@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
 
     def say(what: str) -> None:
-        console.print(f"Verifying {options.model.name}: {what}", style="dim", highlight=False)
+        console.print(f"Verifying {options.model.name}: {what}", style="dim", markup=False, highlight=False)
 
     try:
         with closing(_engine(options, reference.positions)) as engine:
-            checks = _supported(engine)
+            checks = _supported(engine.unsupported or reference.unsupported)
             if not checks:
                 dtype = _dtype(options, engine)
                 material = Material.write(engine.tokenizer, options.facts, options.seed)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks = judge(evidence, reference, dtype, say)
     except BrokenEngineError as broken:
         checks = [broken.check]
-    Console().print(_table(f"{options.model.name} on {options.engine}", checks))
+    Console().print(_table(escape(f"{options.model.name} on {options.engine}"), checks))
     if options.json is not None:
         _write(options.json, checks)
     return 0 if all(check.passed for check in checks) else 1
@@ -94,8 +94,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ConfigurationError(f"--facts {options.facts} is too few to change their order: pass at least 4")
     if options.max_model_len is not None and options.max_model_len < 1:
         raise ConfigurationError(f"--max-model-len {options.max_model_len} holds no prompt: pass more")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise ConfigurationError(f"--json {options.json}: there is no folder {options.json.parent}; make it")
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise ConfigurationError(f"--json {options.json} is no file in a folder that exists: pass another")
 
 
 def _engine(options: argparse.Namespace, positions: int | None) -> Any:
@@ -109,8 +109,7 @@ def _engine(options: argparse.Namespace, positions: int | None) -> Any:
     return VLLMEngine(options.model, dtype=options.dtype, enforce_eager=True, max_model_len=most)
 
 
-def _supported(engine: Engine) -> list[Check]:
-    reason = engine.unsupported
+def _supported(reason: str | None) -> list[Check]:
     return [] if reason is None else [Check("supported", "blobs can be used with this model", reason, None)]
 
 
@@ -150,18 +149,22 @@ def _table(title: str, checks: Sequence[Check]) -> Table:
 
 def _number(value: float | str) -> str:
     if isinstance(value, str):
-        return value
+        return escape(value)
     return str(value) if isinstance(value, int) else f"{value:.2g}"
 
 
 def _write(path: Path, checks: Sequence[Check]) -> None:
-    """Write the outcome at once or not at all. A difference that is no number is null."""
+    """Write the outcome whole or not at all. A difference that is no number is null."""
     rows = [{"name": c.name, "passed": c.passed, "value": _finite(c.value), "bound": c.bound} for c in checks]
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        json.dump({"checks": rows}, file, indent=2, allow_nan=False)
-        file.write("\n")
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(
+            json.dumps({"checks": rows}, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigurationError(f"--json {path} cannot be written ({error}): pass another file") from error
 
 
 def _finite(value: float | str) -> float | str | None:

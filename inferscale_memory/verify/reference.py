@@ -26,7 +26,7 @@ from transformers.utils import logging as hf_logging
 
 from inferscale_memory.engine.fingerprint import read_config
 from inferscale_memory.engine.hf_families import attention_implementation
-from inferscale_memory.errors import ConfigurationError, EngineError, UnsupportedModelError
+from inferscale_memory.errors import ConfigurationError, EngineError
 
 Ids = tuple[int, ...]
 Part = tuple[Ids, Ids]
@@ -43,7 +43,6 @@ class Reference:
 
     Raises:
         ConfigurationError: no readable model in that folder.
-        UnsupportedModelError: its attention has a pattern that no mask here expresses.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,6 +57,12 @@ class Reference:
         self._folder = folder
         self._windows = _windows(self._config.get_text_config())
         self._model: Any = None
+
+    @property
+    def unsupported(self) -> str | None:
+        """Why there is no reference for this model; None where there is one."""
+        unknown = self._windows.keys() - {_FULL, _SLIDING}
+        return f"no mask here expresses layers of type {', '.join(sorted(unknown))}" if unknown else None
 
     @property
     def positions(self) -> int | None:
@@ -152,10 +157,6 @@ def _windows(config: Any) -> dict[str, int | None]:
     """The attention window of each kind of layer; None where there is none."""
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [_FULL if window is None else _SLIDING])
-    if unknown := kinds - {_FULL, _SLIDING}:
-        raise UnsupportedModelError(
-            f"layers of type {', '.join(sorted(unknown))} cannot be verified: there is no reference for them"
-        )
     return {kind: window if kind == _SLIDING else None for kind in sorted(kinds)}
 
 

@@ -1,9 +1,9 @@
 """vLLM's own scheduler, with the connector's scheduler side in it, over a worker that computes no tensors.
 
-In place of keys and values a slot holds a *mark*: a number made of the token and of everything it attended to.
-So a slot that was not written, not in time, or for another position changes every token sampled after it, and a
-whole engine's bookkeeping (chunks, preemption, prefix cache, both model runners, async scheduling, failures) is
-tested in milliseconds a request.
+In place of keys and values a slot holds a *mark*: a number made of the token and of everything it attended
+to. So a slot that was not written, not in time, or for another position changes every token sampled after it,
+and a whole engine's bookkeeping (chunks, preemption, prefix cache, both model runners, async scheduling,
+failures) is tested in milliseconds a request.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Rank:
             self.arenas[move.target].update(zip(map(int, move.target_rows), held, strict=True))
 
     def _update(self, output: Any) -> None:
-        """As the model runners do. V1 is told of resumed requests among the cached ones, V2 among the new ones,
-        and V2 counts computed tokens itself: it does not listen when the scheduler takes some back."""
+        """As the model runners do. V1 is told of resumed requests among the cached ones, V2 among the new
+        ones, and V2 counts computed tokens itself: it does not listen when the scheduler takes some back."""
         for new in output.scheduled_new_reqs:
             self.tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids)
             self.blocks[new.req_id] = list(new.block_ids[0])
@@ -412,7 +412,7 @@ class Simulation:
                     self.replies[output.request_id] = reply.get(protocol.NAME, {})
 
     def step(self) -> Any:
-        """Schedule and execute a step, and take in what is due: the step before, where scheduling runs ahead."""
+        """Schedule and execute a step, and take in what is due: this step, or the one before it."""
         output = self.schedule()
         while len(self._flight) > self._ahead:
             self.take()

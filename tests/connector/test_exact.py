@@ -150,11 +150,11 @@ def test_captured_keys_rotated_to_their_own_place_are_the_prefilled_ones(case: t
             handle.remove()
 
     blob = rig.worker.arenas[0].read(rig.decider._store.get(key).rows[0])
-    keys = blob[:, 0].transpose(0, 1).contiguous()
+    keys = blob[:, 0].contiguous()
     rotated = rig.worker.composer.rotate(keys, torch.arange(len(ids)))
     assert len(seen) == len(layers)
     for number, (key_seen, value_seen) in seen.items():
-        assert torch.equal(rotated[:, number].reshape(len(ids), -1), key_seen.reshape(len(ids), -1))
+        assert torch.equal(rotated[number].reshape(len(ids), -1), key_seen.reshape(len(ids), -1))
         assert torch.equal(blob[number, 1].reshape(len(ids), -1), value_seen.reshape(len(ids), -1))
 
 

@@ -239,6 +239,16 @@ def test_what_is_cached_is_remembered_however_much_it_is(cache: Cache) -> None:
         assert cache.hit(prompt) == [True, False, False]
 
 
+def test_a_block_is_reached_over_one_before_it_that_is_cached_no_more(cache: Cache) -> None:
+    residency = Residency(cache.pool, BLOCK, limit=4)
+    request, blocks = cache.fill(IDS)
+    residency.note([(ALICE, 0)], request.block_hashes)
+    cache.pool.evict_blocks({blocks[1].block_id})
+    residency.note([(("alice", "other"), 0)], cache.fill(IDS[::-1])[0].block_hashes)  # more than the limit
+    residency.evict(ALICE)
+    assert cache.hit(IDS) == [False] * 4
+
+
 def test_over_thousands_of_requests_nothing_forgotten_can_be_hit() -> None:
     """Prompts out of few words share many beginnings; blocks come and go; names are forgotten at random."""
     draw, cache = random.Random(7), Cache(blocks=60)

@@ -1,7 +1,7 @@
-"""What the scheduler side decides, inside vLLM's own scheduler: see `simulation` for what stands in for tensors.
+"""What the scheduler side decides, inside vLLM's own scheduler: see `simulation` for what stands for tensors.
 
-A blob encoded after everything that stands before it gives the plain prompt's answer, whatever is injected of it; a
-blob encoded elsewhere gives the answer of its own marks. Both are computed here a second time, without any engine.
+A blob encoded after everything that stands before it gives the plain prompt's answer, whatever is injected of
+it; a blob encoded elsewhere gives the answer of its own marks. Both are computed again, without any engine.
 """
 
 from __future__ import annotations
@@ -177,6 +177,40 @@ def test_an_encode_that_does_not_fit_the_device_fails_and_evicts_nothing(folder:
     assert whole(sim, [40])
 
 
+def test_an_encode_waits_for_the_rows_of_those_before_it(folder: Path) -> None:
+    """Together they do not fit the device; each of them does."""
+    sim = Simulation(folder, device=40, host=400, batch=32)
+    names = [sim.add(words(50, n), Encode("alice", ((0, 30),)), tokens=2) for n in range(6)]
+    sim.drain()
+    for n, name in enumerate(names):
+        ((key, _),) = sim.replies[name]["blobs"]
+        assert sim.marks(key) == prefill(words(50, n))[:30]
+    assert whole(sim, [40, 400])
+
+
+def test_an_encode_that_waits_for_rows_holds_nobody_up(folder: Path) -> None:
+    sim = Simulation(folder, device=40, batch=32)
+    first = sim.add(words(60), Encode("alice", ((0, 40),)), tokens=2)
+    sim.step()
+    second = sim.add(words(60, 1), Encode("alice", ((0, 40),)), tokens=2)
+    text = sim.add(words(3, 2), tokens=1)
+    assert set(sim.step().num_scheduled_tokens) == {first, text}
+    sim.drain()
+    assert [sim.replies[name]["error"] for name in (first, second)] == [None, None]
+
+
+def test_an_encode_that_waits_is_let_in_when_the_one_before_it_is_aborted(folder: Path) -> None:
+    sim = Simulation(folder, device=40, batch=32)
+    first = sim.add(words(60), Encode("alice", ((0, 40),)), tokens=2)
+    sim.step()
+    second = sim.add(words(60, 1), Encode("alice", ((0, 40),)), tokens=2)
+    sim.step()
+    sim.abort(first)
+    sim.drain()
+    assert sim.replies[second]["error"] is None
+    assert whole(sim, [40])
+
+
 def test_an_encode_that_is_lost_by_the_worker_fails_cleanly(sim: Simulation) -> None:
     sim.ranks[0].loses = lambda name: True
     reply = sim.ask(Encode("alice", ((0, 20),)), words(30), tokens=2)
@@ -221,7 +255,7 @@ def test_an_aborted_encode_gives_its_rows_back(folder: Path, steps: int) -> None
         sim.step()
     sim.abort(name)
     sim.drain()
-    assert sim.free() == [512] or steps == 4 and sim.free() == [512 - 60]
+    assert sim.free() == [512] or (steps == 4 and sim.free() == [512 - 60])
     assert whole(sim, [512])
 
 
@@ -488,7 +522,7 @@ def test_blobs_that_are_cached_already_are_not_brought_to_the_device(folder: Pat
     inject(sim, ask, ids)
     sim.encode("alice", words(60, 77), (0, 60))
     assert all(0 not in sim.store.get(key).rows for key, _ in segments)
-    reply, _ = inject(sim, ask, ids + (9, 9, 9))
+    reply, _ = inject(sim, ask, (*ids, 9, 9, 9))
     assert reply["injected"] == 0 or 0 in sim.store.get(segments[1][0]).rows
     assert 0 not in sim.store.get(segments[0][0]).rows  # its 30 tokens are within the 64 that are cached
 
@@ -514,7 +548,7 @@ def test_an_injection_that_may_not_read_the_prefix_cache_is_text(sim: Simulation
 
 
 def test_a_block_injected_under_one_composition_is_not_hit_under_another(sim: Simulation) -> None:
-    """The same ids, the same facts, encoded after other neighbours: other keys, other values, another salt."""
+    """The same ids, the same facts, encoded after other neighbours: other keys and values, another salt."""
     (first,) = sim.encode("alice", words(12, 5) + A, (12, 42))
     (second,) = sim.encode("alice", words(12, 6) + A, (12, 42))
     for key in (first, second, first):
@@ -692,6 +726,20 @@ def test_a_request_aborted_while_its_load_fails_leaves_no_wrong_block_behind(sim
     assert whole(sim, [512])
 
 
+def test_a_request_whose_load_failed_is_not_loaded_again_when_it_is_resumed(folder: Path) -> None:
+    sim = Simulation(folder, blocks=12, caching=False)
+    segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
+    failing(sim, "all")
+    sim.add(words(40, 7), tokens=60)
+    sim.step()
+    name, loads = sim.add(ids, Inject("alice", segments), tokens=40), 0
+    while name not in sim.finished:
+        loads += len(sim.step().kv_connector_metadata.orders.loads)
+    assert sim.requests[name].num_preemptions > 0
+    assert loads == 1
+    assert tuple(sim.generated[name]) == answer(ids, 40)
+
+
 def test_the_blocks_of_a_failed_load_are_reported_from_the_first_bad_one(sim: Simulation) -> None:
     segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
     inject(sim, Inject("alice", segments), A + words(9, 3))  # caches the first two... of which one is whole
@@ -758,7 +806,7 @@ def test_an_aborted_injection_leaves_nothing_behind(sim: Simulation, steps: int)
         sim.step()
     sim.abort(name)
     sim.drain()
-    reply, made = inject(sim, Inject("alice", segments), ids)
+    _, made = inject(sim, Inject("alice", segments), ids)
     assert made == answer(ids, 4)
     assert whole(sim, [512])
 
@@ -787,10 +835,10 @@ def test_a_forgotten_blob_is_gone_and_says_how_many_were_dropped(sim: Simulation
 
 
 def test_nobody_forgets_what_another_owner_encoded(sim: Simulation) -> None:
-    segments, ids = chain(sim, "alice", A, B, tags=("t1", "t2")), A + B + QUESTION
-    ask = Inject("alice", segments, mentions=(("t1", 0),))
+    segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
+    ask = Inject("alice", segments)
     inject(sim, ask, ids)
-    assert sim.ask(Forget("bob", tuple(key for key, _ in segments), ("t1", "t2"))) == {"dropped": 0}
+    assert sim.ask(Forget("bob", tuple(key for key, _ in segments))) == {"dropped": 0}
     assert sim.hittable(ids, sim.salt(ask)) == 64
     assert len(sim.store) == 2
 
@@ -867,11 +915,21 @@ def test_an_encode_stored_but_not_yet_answered_is_discarded_when_its_fact_is_for
     assert whole(sim, [512])
 
 
-def test_another_owners_tag_of_the_same_name_discards_nothing(sim: Simulation) -> None:
-    name = sim.add(words(60), Encode("alice", ((30, 60),), (("fact", 30),)), tokens=2)
-    sim.add((7,), Forget("bob", (), ("fact",)), tokens=1)
-    sim.drain()
-    assert sim.replies[name]["error"] is None
+def test_a_fact_that_stood_as_text_in_another_owners_prompt_is_evicted_there_too(sim: Simulation) -> None:
+    """An agent's question may recall a user's fact: it is mentioned under the agent, and forgotten by the user."""
+    ids, ask = words(80), Inject("agent:a", (), "", (("user's fact", 40),))
+    inject(sim, ask, ids)
+    sim.ask(Forget("user:u", (), ("user's fact",)))
+    assert sim.hittable(ids, sim.salt(ask)) == 32
+
+
+def test_a_tag_that_is_another_ones_key_is_told_apart_from_it(sim: Simulation) -> None:
+    ((key, _),) = segments = chain(sim, "alice", A)
+    ids, ask = A + QUESTION, Inject("alice", segments)
+    inject(sim, ask, ids)
+    sim.ask(Forget("bob", (), (key,)))
+    assert sim.hittable(ids, sim.salt(ask)) == 48
+    assert sim.at_hand("alice", key) == {key}
 
 
 def test_a_running_injection_whose_fact_is_forgotten_leaves_none_of_it_cached(sim: Simulation) -> None:
@@ -913,6 +971,35 @@ def test_without_a_prefix_cache_forgetting_drops_blobs(folder: Path) -> None:
     segments = chain(sim, "alice", A, tags=("t",))
     inject(sim, Inject("alice", segments), A + QUESTION)
     assert sim.ask(Forget("alice", (segments[0][0],), ("t",))) == {"dropped": 1}
+
+
+# -- what several ranks report ---
+
+
+def test_a_piece_is_caught_only_where_all_ranks_caught_it() -> None:
+    one, two = ("r", 0, 4), ("r", 4, 9)
+    assert Report(captured={one, two}).merge(Report(captured={two})).captured == {two}
+    assert Report(captured={one}).merge(Report(lost={"r": "why"})).captured == set()
+
+
+def test_what_failed_on_any_rank_has_failed() -> None:
+    fine = Report(loaded={"a": 0.2, "b": 0.1}, status="")
+    broken = Report(loaded={"a": 0.3}, failed_loads={"b"}, lost={"c": "why"}, status="odd")
+    for merged in (fine.merge(broken), broken.merge(fine)):
+        assert merged.loaded == {"a": 0.3}
+        assert (merged.failed_loads, merged.lost, merged.status) == ({"b"}, {"c": "why"}, "odd")
+
+
+def test_the_check_has_passed_when_all_ranks_say_so_and_none_says_why_not() -> None:
+    assert Report(status="").merge(Report(status="")).status == ""
+    assert Report(status="").merge(Report()).status == ""
+    assert Report().merge(Report()).status is None
+
+
+def test_a_report_of_nothing_is_not_sent() -> None:
+    assert not Report()
+    assert Report(status="")
+    assert Report(loaded={"a": 0.0})
 
 
 # -- asking ---
@@ -1080,8 +1167,9 @@ def test_the_salt_names_the_adapter(sim: Simulation) -> None:
 
 
 def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int, steps: int) -> None:
-    """Random encodes, injections, texts, aborts, forgets and (where vLLM can recover from them) failed loads of
-    three owners, whose facts are chains: any mixture of injected, cached and computed gives the text's answer."""
+    """Random encodes, injections, texts, aborts, forgets and (where vLLM recovers from them) failed loads of
+    three owners, whose facts are chains: any mixture of injected, cached and computed gives the text's one.
+    """
     options: dict[str, Any] = {
         "roomy": {},
         "tight": {"blocks": 24, "batch": 40, "device": 120, "host": 200},
@@ -1100,7 +1188,7 @@ def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int
     for rank in sim.ranks:
         rank.loses = unheard.__contains__
     chains = {
-        owner: [words(draw.randrange(5, 40), hash((owner, n))) for n in range(5)] for owner in (1, 2, 3)
+        owner: [words(draw.randrange(3, 24), hash((owner, n))) for n in range(5)] for owner in (1, 2, 3)
     }
     keys: dict[tuple[int, int], str] = {}
     asked: dict[str, tuple[Ids, int]] = {}
@@ -1184,7 +1272,7 @@ def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int
         assert made == answer(ids, len(made), window=sim.window), f"{name}: {sim.replies.get(name)}"
         whole_prompts += len(made) == tokens
     assert whole_prompts > steps // 5
-    assert sum(reply.get("injected", 0) > 0 for reply in sim.replies.values()) > steps // 30
+    assert sum(reply.get("injected", 0) > 0 for reply in sim.replies.values()) > steps // 40
     preempted = sum(request.num_preemptions > 0 for request in sim.requests.values())
     assert preempted > steps // 100 or not shape.startswith("tight")
     for entry in sim.store._entries.values():  # and every blob that is left holds what was written into it

@@ -107,6 +107,12 @@ def test_a_header_that_claims_to_be_huge_is_refused_before_it_is_read() -> None:
             Blob.from_bytes(MAGIC + size.to_bytes(4, "little") + bytes(64))
 
 
+def test_a_header_larger_than_any_of_ours_is_refused_even_when_it_is_all_there() -> None:
+    header, payload = header_of(a_blob().to_bytes())
+    with pytest.raises(BlobError, match="too large"):
+        Blob.from_bytes(forged(header | {"fingerprint": "x" * MAX_HEADER}, payload))
+
+
 def test_a_huge_shape_is_refused_before_anything_is_allocated() -> None:
     header, payload = header_of(a_blob().to_bytes())
     with pytest.raises(BlobError, match="size"):

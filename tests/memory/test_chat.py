@@ -112,6 +112,7 @@ def test_what_an_agent_heard_from_a_user_goes_as_text_when_the_agent_asks(memory
     say(memory, "I like tea", user_id="ada", agent_id="butler")
     memory.flush()
     assert injected(memory.chat("What does she like?", **ADA, max_tokens=2)) == ["I like tea"]
+    assert memory.prepare("What does she like?", agent_id="butler").prompt.composition == ()
     reply = memory.chat("What does she like?", agent_id="butler", max_tokens=2)
     assert (texts(reply), injected(reply)) == (["I like tea"], [])
 
@@ -245,6 +246,15 @@ def test_a_blob_the_engine_has_lost_costs_time_only(memory: Memory, engine: Watc
     again = memory.chat("What is my cat called?", **ADA, max_tokens=2)
     assert set(injected(again)) == set(FACTS)
     assert again.completion.token_ids == before.completion.token_ids
+
+
+def test_a_preamble_the_engine_has_lost_is_encoded_again(memory: Memory, engine: WatchedEngine) -> None:
+    say(memory, *FACTS)
+    memory.flush()
+    preamble = memory.prepare("What is my cat called?", **ADA).prompt.segments[0].key
+    engine.forget("public", [preamble or ""])
+    assert injected(memory.chat("What is my cat called?", **ADA, max_tokens=2)) == []
+    assert set(injected(memory.chat("What is my cat called?", **ADA, max_tokens=2))) == set(FACTS)
 
 
 def _keys(memory: Memory) -> list[str]:

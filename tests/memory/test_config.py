@@ -157,3 +157,9 @@ def test_a_journal_that_cannot_be_opened_is_named(open_memory: OpenMemory, tmp_p
 
 def test_injection_has_few_options_and_good_defaults() -> None:
     assert Injection() == Injection(k=20, w=24, text_last=0)
+
+
+def test_a_folder_that_is_in_use_is_said(open_memory: OpenMemory) -> None:
+    open_memory()
+    with pytest.raises(ConfigurationError, match="open already"):
+        open_memory()

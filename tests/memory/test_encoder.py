@@ -98,6 +98,15 @@ def test_adding_waits_while_too_many_facts_wait(
     assert len(injected(memory.chat("?", **ADA, max_tokens=1))) == 6
 
 
+def test_the_very_first_call_may_bring_more_facts_than_can_wait(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "CAPACITY", 2)
+    say(memory, *(f"fact {number}" for number in range(7)))
+    memory.flush(timeout=60)
+    assert len(injected(memory.chat("?", **ADA, max_tokens=1))) == 7
+
+
 def test_a_question_never_waits_for_room(
     memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

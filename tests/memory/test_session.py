@@ -8,9 +8,11 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import PromptError
 from inferscale_memory.memory import ChatSession, Memory
 from inferscale_memory.memory.reply import Reply
-from inferscale_memory.prompt import Prompt
+from inferscale_memory.memory.session import _turn_ids, _unended
+from inferscale_memory.prompt import Prompt, PromptTemplate
 from tests.memory.saying import ADA, injected, say, texts
 from tests.memory.watched import WatchedEngine
+from tests.models import tiny_tokenizer
 
 SHORT = SamplingOptions(max_tokens=5)
 
@@ -159,6 +161,23 @@ def test_it_can_be_streamed(talk: Talk) -> None:
     assert talk.session.messages[-1] == {"role": "assistant", "content": last.reply.text}
 
 
+def test_an_empty_turn_is_refused_before_the_stream_is_read(talk: Talk) -> None:
+    with pytest.raises(PromptError):
+        talk.session.stream("")
+
+
+def test_a_memory_the_journal_does_not_know_yet_is_not_kept_in_the_conversation(memory: Memory) -> None:
+    """It might be deleted before anybody notices."""
+    payload = {"data": "I came from elsewhere", "user_id": "ada", "created_at": "2024-05-12"}
+    vector, name = memory.embedding_model.embed(payload["data"]), "11111111-1111-1111-1111-111111111111"
+    memory.vector_store._inner.insert(vectors=[vector], payloads=[payload], ids=[name])
+    talk = Talk(memory.session(**ADA))
+    assert texts(talk.ask("From where?")) == ["I came from elsewhere"]
+    memory.flush()
+    memory.delete(name)
+    assert texts(talk.ask("Really?")) == []
+
+
 def test_chat_can_be_given_a_session(talk: Talk, memory: Memory) -> None:
     memory.chat("What is my cat called?", session=talk.session, max_tokens=3)
     memory.chat("Where do I live?", session=talk.session, max_tokens=3)
@@ -189,13 +208,20 @@ def test_an_empty_turn_is_an_error_and_leaves_no_trace(talk: Talk) -> None:
 
 
 def test_a_model_without_a_chat_template_can_be_continued() -> None:
-    from inferscale_memory.memory.session import _turn_ids
-    from inferscale_memory.prompt import PromptTemplate
-    from tests.models import tiny_tokenizer
-
     bare = tiny_tokenizer().__class__(
         tokenizer_object=tiny_tokenizer().backend_tokenizer, eos_token="<|im_end|>"
     )
     ids = _turn_ids(PromptTemplate(bare), "And then?")
     assert ids is not None
     assert bare.decode(ids) == "\nUser: And then?\nAssistant:"
+
+
+def test_an_answer_that_ended_by_itself_is_ended_once() -> None:
+    tokenizer = tiny_tokenizer()
+    end, special = tokenizer.eos_token_id, tokenizer.all_special_ids
+    assert _unended((70, 71, end), special) == (70, 71)
+    assert _unended((70, 71), special) == (70, 71)
+    assert _unended((), special) == ()
+    turn = _turn_ids(PromptTemplate(tokenizer), "And then?")
+    assert turn is not None
+    assert turn[0] == end

@@ -65,6 +65,11 @@ class TestTheLog:
         assert [row[-1] for row in turns(tmp_path)] == ["I like green tea"]
         assert kept(engine) == [["I like green tea"]]
 
+    def test_the_same_words_twice_are_two_turns_and_two_facts(self, memory: Memory, tmp_path: Path) -> None:
+        first, _ = say(memory, "yes", "yes")
+        memory.delete(first)
+        assert [row[-1] for row in turns(tmp_path)] == [None, "yes"]
+
 
 class TestDates:
     def lines(self, memory: Memory, engine: WatchedEngine) -> str:
@@ -231,11 +236,46 @@ class TestExtractedFacts:
         extracting.delete(added[1]["id"])
         assert [row[-1] for row in turns(tmp_path)] == [None]
 
+    def test_deleting_the_only_fact_of_a_turn_takes_the_turn_out_of_later_windows(
+        self, extracting: Memory, engine: WatchedEngine
+    ) -> None:
+        for fact, turn in (("Ada owns a cat", "I have a cat"), ("Ada lives in Porto", "Porto is my home")):
+            extracting.llm = _Extractor([fact])
+            [added] = extracting.add(turn, **ADA)["results"]
+            extracting.flush()
+            if fact == "Ada owns a cat":
+                first = added["id"]
+        assert "I have a cat" in engine.text(engine.encoded_facts[-1])
+        extracting.delete(first)
+        extracting.flush()
+        assert engine.texts(engine.encoded_facts[-1])[0].endswith("Ada lives in Porto\n")
+        assert "I have a cat" not in engine.text(engine.encoded_facts[-1])
+        assert "Porto is my home" in engine.text(engine.encoded_facts[-1])
+
     def test_an_extraction_that_fails_keeps_the_turn(self, extracting: Memory, tmp_path: Path) -> None:
         extracting.llm = _Extractor([], fails=True)
         with pytest.raises(Exception, match="extraction failed"):
             extracting.add("I have a grey cat", **ADA)
         assert [row[-1] for row in turns(tmp_path)] == ["I have a grey cat"]
+
+    def test_what_mem0_asks_the_engine_is_asked_for_the_owner(
+        self, memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owners: list[str] = []
+        generate = engine.generate
+
+        def watched(prompt: Any, options: Any) -> Any:
+            owners.append(prompt.owner)
+            return generate(prompt, options)
+
+        monkeypatch.setattr(engine, "generate", watched)
+        memory.llm.config.max_tokens = 1
+        memory._add_to_vector_store = lambda *a, **o: memory.llm.generate_response(  # type: ignore[method-assign]
+            [{"role": "user", "content": "What is new?"}]
+        )
+        memory.add("I have a cat", **ADA)
+        memory.llm.generate_response([{"role": "user", "content": "Hello"}])
+        assert owners == ["user:ada", "inferscale"]
 
     def test_the_engine_itself_is_mem0s_llm(self, memory: Memory) -> None:
         memory.llm.config.max_tokens = 4

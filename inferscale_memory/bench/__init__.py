@@ -1,0 +1,1 @@
+"""Measurements behind docs/benchmarks.md. Nothing imports this; programs only."""
