@@ -37,7 +37,11 @@ class Hooks:
     """
 
     def __init__(
-        self, layers: Sequence[Any], rotaries: Sequence[Any], select: Callable[[], torch.Tensor], on_layer: OnLayer
+        self,
+        layers: Sequence[Any],
+        rotaries: Sequence[Any],
+        select: Callable[[], torch.Tensor],
+        on_layer: OnLayer,
     ) -> None:
         self._layers = layers
         self._rotaries = rotaries
@@ -93,7 +97,9 @@ class Hooks:
 
         return before_attention
 
-    def _before_attention(self, number: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_attention(
+        self, number: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         key = kwargs["key"] if "key" in kwargs else args[1]
         value = kwargs["value"] if "value" in kwargs else args[2]
         pending, self._pending = self._pending, None

@@ -77,9 +77,7 @@ class Composer:
                     _rotate(module, positions, keys[layer])
         return keys
 
-    def write_layer(
-        self, number: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def write_layer(self, number: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Write one layer's rotated keys and values [tokens, kv_heads, head_dim] by the engine's own op."""
         layer = self._layers[number]
         layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)

@@ -5,10 +5,12 @@ Everything travels in vLLM's own `kv_transfer_params`, under one name, as plain 
 token, names blobs only by keys that the server computed, and whatever it sends that is not exactly of the shape below
 is a `Refusal`, never an exception.
 
-    {"inferscale": {"op": "encode", "owner": o, "token": t, "spans": [[start, stop], ...], "mentions": [[tag, at], ...]}}
-    {"inferscale": {"op": "inject", "owner": o, "token": t, "segments": [[key, tokens], ...], "nonce": s, "mentions": ...}}
-    {"inferscale": {"op": "probe",  "owner": o, "token": t, "keys": [key, ...]}}
-    {"inferscale": {"op": "forget", "owner": o, "token": t, "keys": [key, ...], "tags": [tag, ...]}}
+    {"inferscale": {"op": ..., "owner": o, "token": t, ...}} with, by op:
+
+    encode   "spans": [[start, stop], ...], "mentions": [[tag, position], ...]
+    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, position], ...]
+    probe    "keys": [key, ...]
+    forget   "keys": [key, ...], "tags": [tag, ...]
 """
 
 from __future__ import annotations

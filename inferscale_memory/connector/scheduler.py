@@ -126,7 +126,9 @@ class SchedulerSide:
         self._unsupported = unsupported
         self._residency: Residency | None = None
         self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
-        self._loading: dict[str, _Injection] = {}  # until their workers report: the request may have ended before
+        self._loading: dict[
+            str, _Injection
+        ] = {}  # until their workers report: the request may have ended before
 
     def bind_cache(self, cache: PrefixCache) -> None:
         """The prefix cache of this engine, once vLLM has made it."""

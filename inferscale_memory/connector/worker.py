@@ -137,9 +137,7 @@ class WorkerSide:
 
     def _move(self) -> None:
         for move in self._orders.moves:
-            self.arenas[move.target].copy_rows(
-                self.arenas[move.source], move.source_rows, move.target_rows
-            )
+            self.arenas[move.target].copy_rows(self.arenas[move.source], move.source_rows, move.target_rows)
 
     def _fail_loads(self, loads: Sequence[Load]) -> None:
         for load in loads:
@@ -214,4 +212,6 @@ class WorkerSide:
         self._checked = True
         self._report.status = problem or ""
         if problem:
-            logger.warning("inferscale: blobs cannot be used with this model: %s. It is served as text.", problem)
+            logger.warning(
+                "inferscale: blobs cannot be used with this model: %s. It is served as text.", problem
+            )

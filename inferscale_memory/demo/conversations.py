@@ -66,7 +66,9 @@ def load(path: Path | None = None) -> list[User]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read as JSON ({error}); name a conversation file") from None
+        raise ConfigurationError(
+            f"{path} cannot be read as JSON ({error}); name a conversation file"
+        ) from None
     if isinstance(data, list) and data:
         data = data[0]
     try:
@@ -87,7 +89,9 @@ def _ours() -> Path:
     for place in places:
         if place.is_file():
             return place
-    raise ConfigurationError(f"the demo's conversation is missing ({places[1]}); reinstall, or pass --data FILE")
+    raise ConfigurationError(
+        f"the demo's conversation is missing ({places[1]}); reinstall, or pass --data FILE"
+    )
 
 
 def _own_user(user: Mapping[str, Any]) -> User:

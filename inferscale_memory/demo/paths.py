@@ -56,6 +56,12 @@ class Asker:
         self._options = SamplingOptions(max_tokens=max_tokens, stop=("\n",))
         self._serial = 0
 
+    def warm_up(self, user: User, question: Question, ks: Sequence[int]) -> None:
+        """Once along each path, and once through the largest composition: what is measured comes after."""
+        for _ in self.ask(user, question, min(ks)):
+            pass
+        self._one("injected", user, question, max(ks), "warm-up")
+
     def ask(self, user: User, question: Question, k: int, *, turn: int = 0) -> Iterator[Row]:
         """One row per path. `turn` rotates the order in which the paths are taken; a hit follows its text."""
         self._serial += 1

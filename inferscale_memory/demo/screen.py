@@ -35,7 +35,9 @@ def answers(console: Console, rows: Sequence[Row]) -> None:
         )
         dropped = max(row.dropped for row in rows if row.k == k)
         if dropped:
-            console.print(f"  up to {dropped} memories did not fit the context and were left out", style="yellow")
+            console.print(
+                f"  up to {dropped} memories did not fit the context and were left out", style="yellow"
+            )
     console.print()
 
 

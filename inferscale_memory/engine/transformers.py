@@ -277,7 +277,9 @@ class TransformersEngine:
                 return _Injection(nothing, refused=refused)
             index = arena.index(rows)
             with torch.inference_mode():
-                cache = layers.compose(arena.keys[:, index].transpose(0, 1), arena.values[:, index].transpose(0, 1))
+                cache = layers.compose(
+                    arena.keys[:, index].transpose(0, 1), arena.values[:, index].transpose(0, 1)
+                )
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         return _Injection(cache, len(rows), refused, time.perf_counter() - started)

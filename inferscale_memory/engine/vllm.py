@@ -199,9 +199,7 @@ class VLLMEngine:
 class _Server:
     """A running vLLM and the event loop that drives it."""
 
-    def __init__(
-        self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes
-    ) -> None:
+    def __init__(self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes) -> None:
         self._secret = secret_
         self._names = itertools.count()
         self._loop = asyncio.new_event_loop()
@@ -357,9 +355,7 @@ class _Server:
         # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
         nonce = prompt.salt if composition else f"text:{prompt.salt}"
         ask = Inject(prompt.owner, composition, nonce, tuple(mentions))
-        salt = protocol.compose_salt(
-            self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce
-        )
+        salt = protocol.compose_salt(self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce)
         asked = sum(tokens for _, tokens in composition)
         return asked, {"kv_transfer_params": protocol.params(ask, self._secret)}, salt
 
@@ -379,9 +375,7 @@ class _Server:
         )
         name = self._name(type(ask).__name__.lower())
         reply: dict[str, Any] = {}
-        async for output in self._llm.generate(
-            {"prompt_token_ids": ids, "cache_salt": salt}, sampling, name
-        ):
+        async for output in self._llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, sampling, name):
             reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
         return reply
 
@@ -408,7 +402,9 @@ class _Server:
                 "recall less or raise max_model_len"
             )
         if not all(0 <= token < self._vocabulary for token in ids):
-            raise PromptError("the prompt holds token ids outside the model's vocabulary; is it its tokenizer?")
+            raise PromptError(
+                "the prompt holds token ids outside the model's vocabulary; is it its tokenizer?"
+            )
         if options.max_tokens < 1:
             raise PromptError("max_tokens must be at least 1")
 
@@ -483,7 +479,9 @@ def _main_module_hidden() -> Iterator[None]:
     Without this every script would need an `if __name__ == "__main__"` guard.
     """
     main = sys.modules["__main__"]
-    kept: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    kept: dict[str, Any] = {
+        name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__
+    }
     try:
         main.__spec__ = None
         main.__dict__.pop("__file__", None)

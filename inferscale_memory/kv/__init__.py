@@ -6,4 +6,15 @@ from inferscale_memory.kv.key import blob_key, digest_ids
 from inferscale_memory.kv.store import BlobStore, Entry, Move
 from inferscale_memory.kv.tier import RowTier, Tier
 
-__all__ = ["Arena", "Blob", "BlobStore", "Entry", "Move", "RowTier", "Shape", "Tier", "blob_key", "digest_ids"]
+__all__ = [
+    "Arena",
+    "Blob",
+    "BlobStore",
+    "Entry",
+    "Move",
+    "RowTier",
+    "Shape",
+    "Tier",
+    "blob_key",
+    "digest_ids",
+]

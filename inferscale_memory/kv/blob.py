@@ -80,7 +80,9 @@ class Blob:
             raise BlobError(f"blob belongs to model {found}, this is {fingerprint}; encode the fact again")
         payload = raw[HEAD + size :]
         if len(payload) != math.prod(shape) * dtype.itemsize:
-            raise BlobError("blob payload has not the size its header says; drop it and encode the fact again")
+            raise BlobError(
+                "blob payload has not the size its header says; drop it and encode the fact again"
+            )
         data = torch.frombuffer(bytearray(payload), dtype=dtype).view(shape)
         return cls(data=data, fingerprint=found, ids_digest=digest)
 

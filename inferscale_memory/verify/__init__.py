@@ -1,8 +1,8 @@
 """`inferscale verify`: shows on a model of the user's, with its serving engine, that injection is exact.
 
-`command` reads arguments and prints, `checks` says what is asked of the engine and what must come of it,
-`material` is what they talk about, `reference` computes what moved facts should have given. The engine is
-used through the `Engine` protocol alone.
+`command` reads arguments and prints; `evidence` asks the engine, through the `Engine` protocol alone, about
+the sentences of `material`; `judge` says what the answers must show, where need be by `reference`, which
+computes what moved facts should have given, without any of our code.
 """
 
 from inferscale_memory.verify.command import main

@@ -22,7 +22,8 @@ from rich.table import Table
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.engine.fingerprint import model_fingerprint
 from inferscale_memory.errors import ConfigurationError
-from inferscale_memory.verify.checks import BrokenEngineError, Check, gather, judge, longest
+from inferscale_memory.verify.evidence import BrokenEngineError, gather, longest
+from inferscale_memory.verify.judge import Check, judge
 from inferscale_memory.verify.material import Material
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -40,35 +41,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     _check_options(options)
-    # Both import torch, and one of them vLLM: `--help` need not wait for them.
-    from inferscale_memory.verify.reference import Reference
+    checks = _verify(options)
+    Console().print(_table(escape(f"{options.model.name} on {options.engine}"), checks))
+    if options.json is not None:
+        _write(options.json, checks)
+    return 0 if all(check.passed for check in checks) else 1
 
-    reference = Reference(options.model)
+
+def _verify(options: argparse.Namespace) -> list[Check]:
+    from inferscale_memory.verify.reference import (
+        Reference,  # imports torch, which `--help` need not wait for
+    )
+
     console = Console(stderr=True)
 
     def say(what: str) -> None:
         console.print(f"Verifying {options.model.name}: {what}", style="dim", markup=False, highlight=False)
 
-    try:
-        with closing(_engine(options, reference.positions)) as engine:
-            checks = _supported(engine.unsupported or reference.unsupported)
-            if not checks:
-                dtype = _dtype(options, engine)
-                material = Material.write(engine.tokenizer, options.facts, options.seed)
-                room = min(engine.max_model_len, options.max_model_len or engine.max_model_len)
-                _check_length(longest(material), room)
-                evidence = gather(engine, material, options.seed, say)
-        # The engine is closed: on a small machine there is no room for it and the reference at once.
-        if not checks:
-            say(f"the reference: loading in float32 what the engine holds in {dtype}")
-            reference.load(dtype)
-            checks = judge(evidence, reference, dtype, say)
-    except BrokenEngineError as broken:
-        checks = [broken.check]
-    Console().print(_table(escape(f"{options.model.name} on {options.engine}"), checks))
-    if options.json is not None:
-        _write(options.json, checks)
-    return 0 if all(check.passed for check in checks) else 1
+    reference = Reference(options.model)
+    with closing(_engine(options, reference.positions)) as engine:
+        reason = engine.unsupported or reference.unsupported
+        if reason is not None:
+            return [Check("supported", "blobs can be used with this model", reason, None)]
+        dtype = _dtype(options, engine)
+        material = Material.write(engine.tokenizer, options.facts, options.seed)
+        room = min(engine.max_model_len, options.max_model_len or engine.max_model_len)
+        _check_length(longest(material), room)
+        try:
+            evidence = gather(engine, material, options.seed, say)
+        except BrokenEngineError as error:
+            return [Check("encode", "facts can be encoded", str(error), None)]
+    # The engine is closed: a small machine has no room for it and the reference at once.
+    say(f"the reference: loading in float32 what the engine held in {dtype}")
+    reference.load(dtype)
+    return judge(evidence, reference, dtype, say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,10 +113,6 @@ def _engine(options: argparse.Namespace, positions: int | None) -> Any:
 
     most = options.max_model_len or min(CONTEXT, positions or CONTEXT)
     return VLLMEngine(options.model, dtype=options.dtype, enforce_eager=True, max_model_len=most)
-
-
-def _supported(reason: str | None) -> list[Check]:
-    return [] if reason is None else [Check("supported", "blobs can be used with this model", reason, None)]
 
 
 def _dtype(options: argparse.Namespace, engine: Engine) -> str:

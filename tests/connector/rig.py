@@ -45,7 +45,12 @@ class Answer:
         for step, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=True)):
             for left, right in ((mine, theirs), (theirs, mine)):
                 floor = min(right.values())
-                worst = max([worst, *(abs(value - right.get(token, min(floor, value))) for token, value in left.items())])
+                worst = max(
+                    [
+                        worst,
+                        *(abs(value - right.get(token, min(floor, value))) for token, value in left.items()),
+                    ]
+                )
             if self.tokens[step] != other.tokens[step]:
                 break
         return worst
@@ -64,7 +69,9 @@ class Rig:
 
     @classmethod
     @contextmanager
-    def open(cls, model: Path, *, dtype: str = "float32", extra: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
+    def open(
+        cls, model: Path, *, dtype: str = "float32", extra: dict[str, Any] | None = None, **options: Any
+    ) -> Iterator[Rig]:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -124,7 +131,9 @@ class Rig:
 
     def cached_blocks(self) -> int:
         """Blocks that a request could hit."""
-        return sum(block.block_hash is not None for block in self.scheduler.kv_cache_manager.block_pool.blocks)
+        return sum(
+            block.block_hash is not None for block in self.scheduler.kv_cache_manager.block_pool.blocks
+        )
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -133,7 +142,13 @@ class Rig:
 
         extra = {"kv_transfer_params": protocol.params(ask, self._secret)} if ask is not None else None
         return SamplingParams(
-            max_tokens=tokens, min_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=20, extra_args=extra, **options
+            max_tokens=tokens,
+            min_tokens=tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=20,
+            extra_args=extra,
+            **options,
         )
 
     def run(self, prompts: Sequence[tuple[Ids, str]], sampling: Sequence[Any]) -> list[Answer]:
@@ -154,7 +169,9 @@ class Rig:
             reply=reply,
         )
 
-    def ask(self, ask: protocol.Ask, ids: Ids = (7,), *, tokens: int = 1, salt: str | None = None) -> dict[str, Any]:
+    def ask(
+        self, ask: protocol.Ask, ids: Ids = (7,), *, tokens: int = 1, salt: str | None = None
+    ) -> dict[str, Any]:
         return self.run([(ids, salt or self.fresh())], [self.sampling(tokens, ask)])[0].reply
 
     def fresh(self) -> str:
@@ -168,9 +185,12 @@ class Rig:
         """Encode and return the keys, one per span."""
         return self.encode_many([(owner, ids, spans, mentions)])[0]
 
-    def encode_many(self, requests: Sequence[tuple[str, Ids, Sequence[tuple[int, int]], Any]]) -> list[list[str]]:
+    def encode_many(
+        self, requests: Sequence[tuple[str, Ids, Sequence[tuple[int, int]], Any]]
+    ) -> list[list[str]]:
         prompts = [
-            (ids, protocol.encode_salt(self._secret, self.fingerprint, owner)) for owner, ids, _, _ in requests
+            (ids, protocol.encode_salt(self._secret, self.fingerprint, owner))
+            for owner, ids, _, _ in requests
         ]
         asks = [Encode(owner, tuple(spans), tuple(mentions)) for owner, _, spans, mentions in requests]
         answers = self.run(prompts, [self.sampling(2, ask) for ask in asks])

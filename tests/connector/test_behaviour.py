@@ -97,7 +97,11 @@ def test_encodes_and_answers_share_steps(rig: Rig) -> None:
     head = rig.encode(PUBLIC_OWNER, preamble, [(0, 17)])[0]
     bob = Prompt(
         "bob",
-        (Segment(preamble, head), *(Segment(t, k) for t, k in zip(texts, keys, strict=True)), Segment(rig.words(13, 2))),
+        (
+            Segment(preamble, head),
+            *(Segment(t, k) for t, k in zip(texts, keys, strict=True)),
+            Segment(rig.words(13, 2)),
+        ),
     )
     rig.poison()
     answer = rig.inject(bob)
@@ -132,7 +136,9 @@ def test_an_encode_under_another_salt_is_refused(rig: Rig) -> None:
         assert "salt" in reply["error"]
 
 
-def test_an_encode_whose_hooks_do_not_all_fire_fails_cleanly(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encode_whose_hooks_do_not_all_fire_fails_cleanly(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = rig.decider._store.tiers[0].free
     layers = rig.worker._layers
     monkeypatch.setattr(rig.worker, "_layers", [*layers, layers[0].__class__.__new__(layers[0].__class__)])
@@ -276,7 +282,9 @@ def test_a_longer_composition_takes_what_is_cached_and_injects_the_rest(rig: Rig
 # -- trouble --------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_load_is_recomputed_and_leaves_nothing_to_hit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_is_recomputed_and_leaves_nothing_to_hit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = memory(rig, "alice", count=12, seed=7).salted("failing")
     plain = rig.plain(prompt.ids)
     rig.poison()
@@ -379,7 +387,9 @@ def test_requests_aborted_in_flight_give_everything_back(rig: Rig) -> None:
     salt = protocol.encode_salt(rig._secret, rig.fingerprint, "alice")
     for round_ in range(12):
         (ids, composed), sampling = rig.injection(prompt, tokens=20)
-        engine.add_request(f"inject{round_}", {"prompt_token_ids": list(ids), "cache_salt": composed}, sampling)
+        engine.add_request(
+            f"inject{round_}", {"prompt_token_ids": list(ids), "cache_salt": composed}, sampling
+        )
         encode = rig.sampling(2, Encode("alice", ((100, 550),)))
         words = rig.words(550, 200 + round_)
         engine.add_request(f"encode{round_}", {"prompt_token_ids": list(words), "cache_salt": salt}, encode)
@@ -421,7 +431,10 @@ def _random_params(draw: random.Random, rig: Rig) -> Any:
         if depth > 0 and draw.random() < 0.6:
             if draw.random() < 0.5:
                 return [anything(depth - 1) for _ in range(draw.randrange(4))]
-            return {draw.choice(["op", "owner", "keys", "a"]): anything(depth - 1) for _ in range(draw.randrange(4))}
+            return {
+                draw.choice(["op", "owner", "keys", "a"]): anything(depth - 1)
+                for _ in range(draw.randrange(4))
+            }
         return draw.choice(kinds)
 
     body: dict[str, Any] = {"op": draw.choice(["encode", "inject", "probe", "forget", "?"]), "owner": "alice"}

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.models import FAMILIES, tiny_model
 
-from tests.connector.rig import Rig
 from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.fetch import demo_model
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
+from tests.connector.rig import Rig
+from tests.models import FAMILIES, tiny_model
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +37,9 @@ def oracles() -> Iterator[dict[str, TransformersEngine]]:
 
 
 @pytest.fixture(scope="session", params=CASES, ids=lambda case: "-".join(case))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, str]]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Rig, str]]:
     """One engine per (family, dtype) for the whole session."""
     family, dtype = request.param
     model = demo_model() if family == "smollm2" else tiny_model(family, tmp_path_factory.mktemp(family))
@@ -90,7 +92,11 @@ def test_a_moved_fact_is_what_transformers_makes_of_it(
             mine = rig.inject(
                 Prompt("alice", (Segment(preamble, head), Segment(fact, key), Segment(suffix))), tokens=1
             )
-            segments = (Segment(preamble, their_head.refs[0].key), Segment(fact, theirs.refs[0].key), Segment(suffix))
+            segments = (
+                Segment(preamble, their_head.refs[0].key),
+                Segment(fact, theirs.refs[0].key),
+                Segment(suffix),
+            )
             other = oracle.generate(Prompt("alice", segments), SamplingOptions(max_tokens=1, logprobs=20))
             assert mine.injected == other.injected_tokens == q + 31
             assert other.logprobs is not None

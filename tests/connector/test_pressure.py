@@ -32,13 +32,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_requests_are_injected_again_when_they_resume(model: Path, caching: bool) -> None:
     """24 blocks for six requests that each come to need 9: most are preempted, resumed elsewhere, and right."""
-    with Rig.open(model, num_gpu_blocks_override=25, max_model_len=512, enable_prefix_caching=caching, max_num_seqs=6) as rig:
+    with Rig.open(
+        model, num_gpu_blocks_override=25, max_model_len=512, enable_prefix_caching=caching, max_num_seqs=6
+    ) as rig:
         facts = [rig.words(23, 100 + i) for i in range(6)]
         prompts = []
         for number in range(6):
             order = random.Random(number).sample(range(6), 6)
             head, *segments = rig.remember("alice", facts, rig.words(17, 1))
-            prompts.append(Prompt("alice", (head, *(segments[i] for i in order), Segment(rig.words(11, number)))))
+            prompts.append(
+                Prompt("alice", (head, *(segments[i] for i in order), Segment(rig.words(11, number))))
+            )
         # The reference for permuted facts is each prompt injected alone, with room for all it needs.
         rig.poison()
         alone = [rig.inject(prompt, tokens=120) for prompt in prompts]
@@ -67,7 +71,9 @@ def test_blobs_pushed_out_of_the_device_tier_come_back_from_the_host(model: Path
         prompts = []
         for owner in ("alice", "bob", "carol"):
             facts = [rig.words(25, 1000 * ord(owner[0]) + i) for i in range(10)]
-            prompts.append(Prompt(owner, (*rig.remember(owner, facts, rig.words(17, 1)), Segment(rig.words(9, 3)))))
+            prompts.append(
+                Prompt(owner, (*rig.remember(owner, facts, rig.words(17, 1)), Segment(rig.words(9, 3))))
+            )
         plain = [rig.plain(prompt.ids) for prompt in prompts]
         for _ in range(2):
             for prompt, expected in zip(prompts, plain, strict=True):
@@ -116,7 +122,9 @@ def test_without_a_host_tier_the_least_recently_used_blobs_are_gone_and_nothing_
 def test_many_owners_encode_and_ask_at_once_under_eviction(model: Path) -> None:
     """Load: encodes, injections and evictions interleave; every single answer is the plain prompt's."""
     row = Shape(3, 2, 32, torch.float32).row_bytes
-    with Rig.open(model, extra={"device_bytes": 500 * row, "host_bytes": 700 * row}, num_gpu_blocks_override=80) as rig:
+    with Rig.open(
+        model, extra={"device_bytes": 500 * row, "host_bytes": 700 * row}, num_gpu_blocks_override=80
+    ) as rig:
         draw = random.Random(3)
         prompts = []
         for owner in range(8):
@@ -156,5 +164,3 @@ def test_a_model_that_cannot_be_injected_into_is_served_as_text(tmp_path: Path) 
         assert answer.injected == 0
         assert "DynamicNTK" in answer.reply["refused"]
         assert same(answer, rig.plain(prompt.ids))
-
-

@@ -522,9 +522,10 @@ def test_blobs_that_are_cached_already_are_not_brought_to_the_device(folder: Pat
     inject(sim, ask, ids)
     sim.encode("alice", words(60, 77), (0, 60))
     assert all(0 not in sim.store.get(key).rows for key, _ in segments)
-    reply, _ = inject(sim, ask, (*ids, 9, 9, 9))
-    assert reply["injected"] == 0 or 0 in sim.store.get(segments[1][0]).rows
-    assert 0 not in sim.store.get(segments[0][0]).rows  # its 30 tokens are within the 64 that are cached
+    sim.side._residency.evict_hashes(sim.requests["r3"].block_hashes[2:])
+    reply, made = inject(sim, ask, ids)
+    assert (reply["injected"], made) == (23, answer(ids, 4))  # all but 32: A, and the beginning of B
+    assert [0 in sim.store.get(key).rows for key, _ in segments] == [False, True]
 
 
 def test_requests_of_one_step_share_the_blocks_that_one_of_them_loads(sim: Simulation) -> None:
@@ -932,19 +933,22 @@ def test_a_tag_that_is_another_ones_key_is_told_apart_from_it(sim: Simulation) -
     assert sim.at_hand("alice", key) == {key}
 
 
-def test_a_running_injection_whose_fact_is_forgotten_leaves_none_of_it_cached(sim: Simulation) -> None:
+@pytest.mark.parametrize("by", ["key", "tag"])
+def test_a_running_injection_whose_fact_is_forgotten_leaves_none_of_it_cached(
+    sim: Simulation, by: str
+) -> None:
     segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
-    ask = Inject("alice", segments, "", (("late", 60), ("late", 30)))
-    for what in (Forget("alice", (segments[1][0],)), Forget("alice", (), ("late",))):
-        name = sim.add(ids, ask, tokens=60)
-        sim.step()
-        sim.step()
-        sim.add((7,), what, tokens=1)
-        assert sim.hittable(ids, sim.salt(ask)) == 16, "not from the first block that holds it"
-        sim.drain()
-        made = ids + tuple(sim.generated[name])
-        assert sim.hittable(made, sim.salt(ask)) == 16, "what it cached after it was forgotten is still there"
-        assert made[-60:] == answer(ids, 60)
+    ask = Inject("alice", segments, "", (("fact", 60), ("fact", 30)))
+    name = sim.add(ids, ask, tokens=60)
+    sim.step()
+    sim.step()
+    what = Forget("alice", (segments[1][0],)) if by == "key" else Forget("alice", (), ("fact",))
+    sim.add((7,), what, tokens=1)
+    assert sim.hittable(ids, sim.salt(ask)) == 16, "not from the first block that holds it"
+    sim.drain()
+    made = ids + tuple(sim.generated[name])
+    assert sim.hittable(made, sim.salt(ask)) == 16, "what it cached after it was forgotten is still there"
+    assert made[-60:] == answer(ids, 60)
     assert whole(sim, [512])
 
 

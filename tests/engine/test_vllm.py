@@ -52,7 +52,9 @@ def remember(engine: Engine, owner: str, count: int = 6, seed: int = 1) -> Promp
     head, rest = engine.encode(
         [
             EncodeRequest(PUBLIC_OWNER, preamble, (Span(0, 17),)),
-            EncodeRequest(owner, ids, tuple(spans), tuple((f"fact{i}", s.start) for i, s in enumerate(spans))),
+            EncodeRequest(
+                owner, ids, tuple(spans), tuple((f"fact{i}", s.start) for i, s in enumerate(spans))
+            ),
         ]
     )
     assert head.error is None
@@ -211,7 +213,9 @@ def test_an_encode_that_does_not_fit_says_why(engine: VLLMEngine) -> None:
     assert results[2].error is None
 
 
-def test_a_folder_that_is_none_and_a_dtype_that_is_none_are_refused_at_once(tmp_path: Path, model: Path) -> None:
+def test_a_folder_that_is_none_and_a_dtype_that_is_none_are_refused_at_once(
+    tmp_path: Path, model: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="folder"):
         VLLMEngine(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="float32"):
@@ -251,12 +255,15 @@ def test_a_script_needs_no_main_guard(model: Path, tmp_path: Path) -> None:
         print("once")
         from inferscale_memory.engine.vllm import VLLMEngine
         from inferscale_memory.prompt.segments import Prompt, Segment
-        engine = VLLMEngine({str(model)!r}, home={str(tmp_path)!r}, dtype="float32", max_model_len=256, enforce_eager=True)
+        options = dict(dtype="float32", max_model_len=256, enforce_eager=True)
+        engine = VLLMEngine({str(model)!r}, home={str(tmp_path)!r}, **options)
         print(len(engine.generate(Prompt("alice", (Segment((5, 6, 7)),))).token_ids))
         engine.close()
         """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[0] == "once"
     assert done.stdout.count("once") == 1

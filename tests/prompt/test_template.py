@@ -6,6 +6,11 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, normalizers
+
+from inferscale_memory.errors import PromptError
+from inferscale_memory.prompt import PromptTemplate, fact_line
+from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 from tests.prompt.chat_templates import (
     ALL,
     BOS,
@@ -21,11 +26,6 @@ from tests.prompt.chat_templates import (
     SYSTEM_TWICE,
     build_tokenizer,
 )
-from tokenizers import AddedToken, normalizers
-
-from inferscale_memory.errors import PromptError
-from inferscale_memory.prompt import PromptTemplate, fact_line
-from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
 SYSTEM = {"role": "system", "content": "You are a nurse."}
 QUESTION = {"role": "user", "content": "Where does the cat sleep?"}
