@@ -85,9 +85,7 @@ class Composer:
     def _write_part(self, rows: Rows, positions: NDArray[np.int64], slots: Slots) -> None:
         arena = self._arena
         keys, values = self._stage(len(rows))
-        index = arena.index(rows)
-        torch.index_select(arena.keys, 1, index, out=keys)
-        torch.index_select(arena.values, 1, index, out=values)
+        arena.gather(arena.index(rows), keys, values)
         self.rotate(keys, torch.from_numpy(positions).to(arena.device))
         where = torch.from_numpy(slots).to(arena.device)
         for number in range(len(self._layers)):

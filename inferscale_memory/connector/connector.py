@@ -144,12 +144,14 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        from vllm.forward_context import get_forward_context
+        from vllm.forward_context import get_forward_context, is_forward_context_available
 
         side = self._worker
         assert side is not None
         assert isinstance(connector_metadata, StepMetadata)
-        side.begin(connector_metadata.orders, get_forward_context())
+        # The newer model runner binds outside a context where a step has no forward or replays a whole graph.
+        context = get_forward_context() if is_forward_context_available() else None
+        side.begin(connector_metadata.orders, context)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self._worker is not None
@@ -166,7 +168,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         side = self._worker
         assert side is not None
-        self._guarded(None, side.end)
+        side.end()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None

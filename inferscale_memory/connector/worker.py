@@ -82,7 +82,7 @@ class WorkerSide:
         self._orders = orders
         self._context = context
         self._move()
-        if not context.attn_metadata:  # a step without a forward
+        if context is None or not context.attn_metadata:  # nothing to follow: no forward, or a replayed graph
             return
         if not self._checked and self._may_check(context):
             self._check = StartupCheck(self._layers)
@@ -111,16 +111,21 @@ class WorkerSide:
             self._fail_loads(loads)
 
     def end(self) -> None:
-        """After the forward, within its context: settle the check or the captures."""
+        """After the forward: settle the check or the captures. Never raises: every rank must report."""
         hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
-        if self._check is not None:
-            check, self._check = self._check, None
-            check.close()
-            self._conclude(check, hooks)
-        elif self._orders.captures:
-            self._settle_captures(hooks)
+        try:
+            if hooks is not None:
+                hooks.__exit__(None, None, None)
+            if self._check is not None:
+                check, self._check = self._check, None
+                check.close()
+                self._conclude(check, hooks)
+            elif self._orders.captures:
+                self._settle_captures(hooks)
+        except Exception as error:
+            logger.exception("inferscale: what was caught in this step is lost")
+            self._report.captured.clear()
+            self._report.lost |= {capture.piece[0]: repr(error) for capture in self._orders.captures}
         self._orders, self._context = Orders(), None
 
     def report(self) -> Report | None:
@@ -157,8 +162,10 @@ class WorkerSide:
 
     def _settle_captures(self, hooks: Hooks | None) -> None:
         problem = None
-        if hooks is None:
+        if hooks is None and not self._checked:
             problem = "the engine has not finished its start-up check"
+        elif hooks is None:
+            problem = "the step could not be followed: it was replayed from a graph, or blobs are refused"
         elif hooks.problem is not None:
             problem = hooks.problem
         elif len(hooks.fired) != len(self._layers):

@@ -271,7 +271,7 @@ def test_a_longer_composition_takes_what_is_cached_and_injects_the_rest(rig: Rig
         pytest.skip("without a prefix cache nothing can be partly cached")
     pool = rig.scheduler.kv_cache_manager.block_pool
     cached = [block for block in pool.blocks if block.block_hash is not None]
-    assert len(cached) == len(prompt.ids) // 32
+    assert len(cached) == (len(prompt.ids) + 3) // 32, "of the four generated tokens three were computed"
     pool.evict_blocks({block.block_id for block in cached if block.block_hash_num_tokens > 64})
     answer = rig.inject(prompt)
     assert answer.known == length(prompt)
@@ -336,7 +336,7 @@ def test_forgetting_drops_the_blob_and_the_blocks(rig: Rig) -> None:
     before = rig.cached_blocks()
 
     victim = prompt.segments[4]
-    assert rig.forget("bob", [victim.key], [victim.tag]) == 0, "nobody forgets for another owner"
+    assert rig.forget("bob", [victim.key]) == 0, "nobody forgets for another owner"
     assert rig.cached_blocks() == before
     assert rig.forget("alice", [victim.key], [victim.tag]) == 1
     assert rig.at_hand("alice", [s.key for s in prompt.composition]) == {

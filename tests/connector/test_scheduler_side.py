@@ -520,9 +520,10 @@ def test_blobs_that_are_cached_already_are_not_brought_to_the_device(folder: Pat
     segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
     ask = Inject("alice", segments)
     inject(sim, ask, ids)
+    hashes = sim.requests[f"r{sim._serial}"].block_hashes
     sim.encode("alice", words(60, 77), (0, 60))
     assert all(0 not in sim.store.get(key).rows for key, _ in segments)
-    sim.side._residency.evict_hashes(sim.requests["r3"].block_hashes[2:])
+    sim.side._residency.evict_hashes(hashes[2:])
     reply, made = inject(sim, ask, ids)
     assert (reply["injected"], made) == (23, answer(ids, 4))  # all but 32: A, and the beginning of B
     assert [0 in sim.store.get(key).rows for key, _ in segments] == [False, True]

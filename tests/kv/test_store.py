@@ -16,6 +16,15 @@ from inferscale_memory.kv.tier import RowTier
 SHAPE = Shape(layers=1, kv_heads=1, head_dim=1, dtype=torch.float32)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On a busy machine two threads take ten times as long over tensors as small as these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Shelves:
     """A store, and the arenas that do what it decides. Every row of a blob holds the blob's number."""
 
