@@ -39,8 +39,7 @@ class Memory(mem0.Memory):  # type: ignore[misc]  # mem0 has no types
     """A mem0 memory with an engine behind it.
 
     With nothing set all is local: an embedder, a vector store and an engine in this process, everything under
-        one
-    folder. The engine starts when it is first needed.
+    one folder. The engine starts when it is first needed.
     """
 
     # Instances that mem0's own code or tests make without __init__ behave as mem0's.

@@ -2,8 +2,7 @@
 
 mem0 writes facts nowhere else, whichever of its paths it takes. The decorator must change nothing mem0 can
 see: it forwards every attribute, has a keyword search only where the store has one, and is wrapped around
-    real stores only.
-Stores that lie in this process are called by one thread at a time: mem0's are not safe otherwise.
+real stores only. Stores that lie in this process are called by one thread at a time: mem0's are not safe otherwise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The read path: from what a search found to a prompt with the right blobs in it, and from its answer to a
 reply.
 
-It must never wait for an encode of a fact: one without a blob goes as text, and its encode is asked for
-    behind the
-answer. It must never inject a blob made of other words than the fact has now.
+It must never wait for an encode of a fact: one without a blob goes as text, and its encode is asked for behind
+the answer. It must never inject a blob made of other words than the fact has now.
 """
 
 from __future__ import annotations

@@ -425,6 +425,22 @@ def test_any_json_at_all_is_served_as_text(rig: Rig) -> None:
     assert all(answer.injected == 0 for answer in answers)
 
 
+@pytest.mark.parametrize("value", [None, [], {}, 0, "", False, [1], 5, "x", True, 0.5, {"inferscale": None}])
+def test_parameters_that_are_no_object_do_not_end_the_engine(rig: Rig, value: Any) -> None:
+    """vLLM's own front refuses some of these to the caller; whatever gets through is served as text."""
+    ids = rig.words(5, 92)
+    sampling = rig.sampling(2)
+    sampling.extra_args = {"kv_transfer_params": value}
+    plain = rig.plain(ids, tokens=2)
+    if value and not isinstance(value, dict):
+        with pytest.raises(AttributeError, match="has no attribute 'get'"):  # vLLM's front, to the caller
+            rig.run([(ids, rig.fresh())], [sampling])
+    else:
+        assert rig.run([(ids, rig.fresh())], [sampling])[0].tokens == plain.tokens
+    assert rig.plain(ids, tokens=2).tokens == plain.tokens
+    assert not rig.decider._requests
+
+
 def _random_params(draw: random.Random, rig: Rig) -> Any:
     def anything(depth: int) -> Any:
         kinds: list[Any] = [None, True, -1, 2**63 - 1, 0.5, float("nan"), "", "x" * 600, "\ud800", "inject"]
