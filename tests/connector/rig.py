@@ -74,7 +74,9 @@ class Rig:
     ) -> Iterator[Rig]:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
 
+        assert not has_kv_transfer_group(), "another engine is open in this process: close it first"
         settings: dict[str, Any] = {
             "enforce_eager": True,
             "block_size": 32,

@@ -36,11 +36,11 @@ def oracles() -> Iterator[dict[str, TransformersEngine]]:
         engine.close()
 
 
-@pytest.fixture(scope="session", params=CASES, ids=lambda case: "-".join(case))
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Rig, str]]:
-    """One engine per (family, dtype) for the whole session."""
+    """One engine per (family, dtype) for all tests of this module: two may not be open in one process."""
     family, dtype = request.param
     model = demo_model() if family == "smollm2" else tiny_model(family, tmp_path_factory.mktemp(family))
     with Rig.open(model, dtype=dtype) as rig:
