@@ -125,8 +125,8 @@ def check_protobuf() -> Check:
     return Check("protobuf", False, f"mem0 needs another protobuf: {misfit}", remedy)
 
 
-def check_faiss() -> Check:
-    return _check_package("faiss-cpu", "import faiss")
+def check_qdrant() -> Check:
+    return _check_package("qdrant-client", "import qdrant_client")
 
 
 def check_sentence_transformers() -> Check:
@@ -186,7 +186,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_vllm,
     check_mem0,
     check_protobuf,
-    check_faiss,
+    check_qdrant,
     check_sentence_transformers,
     check_demo_model,
     check_embedder,

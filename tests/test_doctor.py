@@ -100,9 +100,9 @@ def test_a_version_that_was_not_tested_is_wrong(install):
 
 
 def test_a_package_that_ends_the_process_does_not_end_the_doctor(install):
-    install("faiss-cpu", "1.10.0", "faiss", "import os; os.abort()")
+    install("qdrant-client", "1.12.0", "qdrant_client", "import os; os.abort()")
 
-    check = doctor.check_faiss()
+    check = doctor.check_qdrant()
 
     assert not check.ok
     assert "cannot be imported" in check.what
@@ -111,10 +111,10 @@ def test_a_package_that_ends_the_process_does_not_end_the_doctor(install):
 def test_a_package_that_is_missing_is_said(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: None)
 
-    check = doctor.check_faiss()
+    check = doctor.check_qdrant()
 
     assert (check.ok, check.what) == (False, "not installed")
-    assert '-m pip install "faiss-cpu' in check.remedy
+    assert '-m pip install "qdrant-client' in check.remedy
 
 
 def test_a_protobuf_that_mem0_refuses_is_wrong(install):
