@@ -9,10 +9,6 @@ class ConfigurationError(InferScaleError, ValueError):
     """Something the caller passed cannot work: a model folder, a dtype, an option."""
 
 
-class UnsupportedModelError(ConfigurationError):
-    """The model's attention or rotary embedding cannot be injected into; it can still be served as text."""
-
-
 class EngineError(InferScaleError, RuntimeError):
     """The engine could not be started, or ended."""
 
