@@ -67,6 +67,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         # A failed load must be recomputed, and the user need not know: vLLM reads this after the constructor.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         rows = _tier_rows(vllm_config)
+        block_size = _block_size(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -74,12 +75,12 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._scheduler = SchedulerSide(
                 secret=secret.from_environment(),
                 fingerprint=_fingerprint(vllm_config),
-                block_size=_block_size(vllm_config, kv_cache_config),
+                block_size=block_size,
                 store=BlobStore([RowTier(name, count) for name, count in zip(names, rows, strict=False)]),
                 unsupported=_unsupported(vllm_config, kv_cache_config),
             )
         else:
-            self._worker = WorkerSide(rows, vllm_config.model_config.dtype, _rotary_modules)
+            self._worker = WorkerSide(rows, vllm_config.model_config.dtype, block_size, _rotary_modules)
 
     @property
     def requires_kv_delivery(self) -> bool:

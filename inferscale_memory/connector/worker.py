@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from inferscale_memory.connector import pages
 from inferscale_memory.connector.capture import Hooks, into_arena, rows_of
 from inferscale_memory.connector.check import (
     MIN_TOKENS,
@@ -22,6 +23,7 @@ from inferscale_memory.connector.check import (
     unsupported_rotations,
 )
 from inferscale_memory.connector.compose import Composer
+from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Load, Orders, Report
 from inferscale_memory.kv.arena import Arena, Shape
 
@@ -34,14 +36,20 @@ class WorkerSide:
     Args:
         rows: rows of each tier, fastest first (device, host).
         dtype: in which the model computes keys and values.
+        block_size: slots of a block of the paged cache.
         rotaries: the model's rotary modules, asked for when layers are known.
     """
 
     def __init__(
-        self, rows: Sequence[int], dtype: torch.dtype, rotaries: Callable[[], Sequence[Any]]
+        self,
+        rows: Sequence[int],
+        dtype: torch.dtype,
+        block_size: int,
+        rotaries: Callable[[], Sequence[Any]],
     ) -> None:
         self._rows = rows
         self._dtype = dtype
+        self._block_size = block_size
         self._find_rotaries = rotaries
         self._rotaries: Sequence[Any] = ()
         self._layers: list[Any] = []
@@ -211,6 +219,8 @@ class WorkerSide:
         positions = hooks.positions if hooks.positions is not None else torch.zeros_like(slots)
         problem = check.verdict(composer, positions, slots, self._context.attn_metadata)
         if problem is None:
+            writer = pages.prove(self.arenas[0], self._layers, self._block_size)
+            composer.direct = None if writer is None else (writer, Crew())
             self.composer = composer
             self._modules = dict(enumerate(check.rotations))
         return problem
