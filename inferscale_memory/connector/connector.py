@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
 
@@ -78,6 +79,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 block_size=block_size,
                 store=BlobStore([RowTier(name, count) for name, count in zip(names, rows, strict=False)]),
                 unsupported=_unsupported(vllm_config, kv_cache_config),
+                ahead=_loads_ahead(vllm_config, kv_cache_config),
             )
         else:
             self._worker = WorkerSide(rows, vllm_config.model_config.dtype, block_size, _rotary_modules)
@@ -159,7 +161,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are complete before the forward."""
+        """Loads are complete before the forward of those who need them."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
@@ -170,6 +172,11 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         side = self._worker
         assert side is not None
         side.end()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        assert self._worker is not None
+        arrived, failed = self._worker.take_arrived()
+        return KVConnectorTransferResults(finished_recving=arrived, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None
@@ -217,6 +224,19 @@ def _fingerprint(vllm_config: Any) -> str:
 def _block_size(vllm_config: Any, kv_cache_config: Any) -> int:
     groups = kv_cache_config.kv_cache_groups
     return int(groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size)
+
+
+def _loads_ahead(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether a request has to wait a step for its load. It needs not where vLLM, told of a load that failed in the
+    very step that reads it, takes everything back that was computed from it."""
+    windows = [
+        getattr(group.kv_cache_spec, "sliding_window", None) for group in kv_cache_config.kv_cache_groups
+    ]
+    return bool(
+        vllm_config.scheduler_config.async_scheduling
+        or vllm_config.use_v2_model_runner
+        or any(window is not None for window in windows)
+    )
 
 
 def _unsupported(vllm_config: Any, kv_cache_config: Any) -> str | None:

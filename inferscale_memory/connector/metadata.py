@@ -18,11 +18,12 @@ Piece = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring arena rows into a request's paged cache before this step's forward.
+    """Bring arena rows into a request's paged cache.
 
     Attributes:
         rows, positions, slots: per token, [tokens]: where it lies, where it stands in the prompt, where it goes.
         blocks: the request's blocks that these slots are in, reported when the load fails.
+        ahead: the request waits for it, and its forward comes in a later step; else it comes in this one.
         broken: it could not be planned, so it has failed already.
     """
 
@@ -31,6 +32,7 @@ class Load:
     positions: NDArray[np.int64]
     slots: Slots
     blocks: tuple[int, ...]
+    ahead: bool = False
     broken: bool = False
 
 
@@ -50,7 +52,8 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Everything the worker side has to do in one step, in this order: moves, loads, captures (in the forward)."""
+    """Everything the worker side has to do in one step: moves first, captures in the forward, and loads before it
+    or, where no request of the step needs them, behind it."""
 
     moves: Sequence[Move] = ()
     loads: Sequence[Load] = ()

@@ -6,13 +6,14 @@ request vLLM calls in this order:
     arrived -> (match -> allocated)+ -> build, once a step -> observe, once a step -> finished
 
 Invariants:
-- Tokens are claimed only if the worker will write them before the forward of the same step: `match` claims what
-  `allocated` can promote, and vLLM calls nothing of ours in between.
+- Tokens are claimed only if the worker will write them before the forward that reads them: `match` claims what
+  `allocated` can promote, and vLLM calls nothing of ours in between. That forward is in the same step, or, where
+  loads run ahead, in a later one: then vLLM calls `allocated` a second time, with nothing left to write.
 - A key enters the directory only after every rank reported every kept position of every layer, and it is computed
   from the ids in the prompt that vLLM prefilled.
 - What one step loads is not evicted in that step: it is pinned from `allocated` until `build`.
 - A row given back may still be read or written by a step in flight. That is safe because workers carry steps out in
-  order, and within a step moves before loads before captures.
+  order, within a step moves come first, and what a step loads is pinned while its captures are planned.
 """
 
 from __future__ import annotations
@@ -88,7 +89,6 @@ class _Injection:
     barred: bool = False
     missing: tuple[str, ...] = ()
     matched: _Match | None = None
-    load: Load | None = None
     admitted: bool = False
     injected: int = 0
     compose_s: float = 0.0
@@ -118,12 +118,15 @@ class SchedulerSide:
         block_size: int,
         store: BlobStore,
         unsupported: str | None,
+        ahead: bool = False,
     ) -> None:
         self._secret = secret
         self._fingerprint = fingerprint
         self._block_size = block_size
         self._store = store
         self._unsupported = unsupported
+        self._ahead = ahead
+        self._planned: list[Load] = []
         self._residency: Residency | None = None
         self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
         self._loading: dict[
@@ -150,7 +153,8 @@ class SchedulerSide:
             case _Encoding() as encoding:
                 return self._match_encode(encoding, cached)
             case _Injection() as injection if not injection.barred:
-                return self._match_inject(injection, cached), False
+                external = self._match_inject(injection, cached)
+                return external, self._ahead and external > 0
             case _:
                 return 0, False
 
@@ -164,11 +168,11 @@ class SchedulerSide:
                     self._plan_load(injection, blocks, external)
                 except Exception:  # the tokens are claimed: they must be written, or recomputed
                     logger.exception("inferscale: a load could not be planned")
-                    injection.load = self._broken_load(injection, blocks)
+                    self._plan(injection, self._broken_load(injection, blocks))
 
     def build(self, scheduled: dict[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Orders:
         """The step's orders. `scheduled`: tokens per request of this step; `blocks_of`: a request's block ids."""
-        loads: list[Load] = []
+        loads, self._planned = self._planned, []
         captures: list[Capture] = []
         for name, tokens in scheduled.items():
             match self._requests.get(name):
@@ -177,10 +181,6 @@ class SchedulerSide:
                         captures += self._captures(encoding, tokens, blocks_of(name))
                     except Exception as error:
                         self._fail(encoding, f"its rows could not be planned: {error!r}")
-                case _Injection() as injection if injection.load is not None:
-                    loads.append(injection.load)
-                    injection.load = None
-                    self._loading[name] = injection
         for state in self._requests.values():
             if isinstance(state, _Encoding) and state.fresh:
                 state.request.skip_reading_prefix_cache = True
@@ -351,20 +351,27 @@ class SchedulerSide:
         rows = np.concatenate([entry.rows[0] for entry in match.entries])[positions - match.offset]
         slots = self._slots(blocks, positions)
         held = slots >= self._block_size  # block 0 is the null block: it slid out of an attention window
-        injection.load = Load(
+        load = Load(
             injection.request.request_id,
             rows[held],
             positions[held],
             slots[held],
             self._touched(blocks, match),
+            ahead=self._ahead,
         )
+        self._plan(injection, load)
+
+    def _plan(self, injection: _Injection, load: Load) -> None:
+        self._planned.append(load)
+        self._loading[load.request] = injection
 
     def _broken_load(self, injection: _Injection, blocks: Sequence[int]) -> Load:
         """A load that the worker reports as failed."""
         nothing = np.empty(0, dtype=np.int64)
         match = injection.matched
         touched = tuple(blocks) if match is None else self._touched(blocks, match)
-        return Load(injection.request.request_id, nothing, nothing, nothing, touched, broken=True)
+        name = injection.request.request_id
+        return Load(name, nothing, nothing, nothing, touched, ahead=self._ahead, broken=True)
 
     def _touched(self, blocks: Sequence[int], match: _Match) -> tuple[int, ...]:
         """The blocks that what was claimed stands in."""

@@ -62,6 +62,7 @@ class WorkerSide:
         self._orders = Orders()
         self._context: Any = None
         self._report = Report()
+        self._arrived: set[str] = set()
         self._bad_blocks: set[int] = set()
 
     @property
@@ -89,7 +90,12 @@ class WorkerSide:
         """Take the step's orders; where something must be caught, stand ready and have the step run uncompiled."""
         self._orders = orders
         self._context = context
-        self._move()
+        try:
+            self._move()
+        except Exception as error:  # the directory believes in blobs that are not there: none can be trusted now
+            logger.exception("inferscale: moving blobs between tiers failed")
+            self.composer = None
+            self._settle(f"moving blobs between tiers failed ({error!r}); restart the engine")
         if context is None or not context.attn_metadata:  # nothing to follow: no forward, or a replayed graph
             return
         if not self._checked and self._may_check(context):
@@ -103,6 +109,7 @@ class WorkerSide:
 
     def load(self) -> None:
         """Write the step's compositions into the paged cache. A load that fails is reported, never raised."""
+        self._arrived |= {load.request for load in self._orders.loads if load.ahead}
         self._fail_loads([load for load in self._orders.loads if load.broken])
         loads = [load for load in self._orders.loads if not load.broken]
         if not loads:
@@ -141,8 +148,13 @@ class WorkerSide:
         report, self._report = self._report, Report()
         return report if report else None
 
+    def take_arrived(self) -> tuple[set[str], set[str]]:
+        """Requests that waited for a load that is over now, and those of them whose load failed."""
+        arrived, self._arrived = self._arrived, set()
+        return arrived, arrived & self._report.failed_loads
+
     def take_bad_blocks(self) -> set[int]:
-        """Blocks whose load failed in this step."""
+        """Blocks whose load failed in the step whose forward reads them."""
         blocks, self._bad_blocks = self._bad_blocks, set()
         return blocks
 
@@ -154,7 +166,8 @@ class WorkerSide:
 
     def _fail_loads(self, loads: Sequence[Load]) -> None:
         for load in loads:
-            self._bad_blocks.update(load.blocks)
+            if not load.ahead:
+                self._bad_blocks.update(load.blocks)
             self._report.failed_loads.add(load.request)
 
     # -- captures -----------------------------------------------------------------------------------------------

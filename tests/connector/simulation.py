@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["INFERSCALE_SECRET"] = "the secret of the tests"
@@ -37,7 +38,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from inferscale_memory.connector import protocol, secret
 from inferscale_memory.connector.connector import StepReport
-from inferscale_memory.connector.metadata import Orders, Report
+from inferscale_memory.connector.metadata import Load, Orders, Report
 from inferscale_memory.connector.protocol import Ask, Encode, Forget, Inject, Probe
 from inferscale_memory.connector.scheduler import SchedulerSide
 
@@ -112,16 +113,9 @@ class Rank:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.slots.pop(slot, None)
         self._move(orders)
-        for load in orders.loads:
-            if load.broken or self.fails(load.request):
-                report.failed_loads.add(load.request)
-                bad |= set(load.blocks)
-                continue
-            assert len(set(load.slots.tolist())) == len(load.slots), "two tokens in one slot"
-            for row, position, slot in zip(load.rows, load.positions, load.slots, strict=True):
-                assert slot >= self.block_size, "the null block was written"
-                self.slots[int(slot)] = (self.arenas[0][int(row)], int(position))
-            report.loaded[load.request] = 0.001
+        waited = [load for load in orders.loads if load.ahead]
+        assert not (waited and output.has_sync_kv_loads), "vLLM would load before the forward"
+        bad |= self._load([load for load in orders.loads if not load.ahead], report)
         self._update(output)
         fresh, made = {}, {}
         for name, count in output.num_scheduled_tokens.items():
@@ -135,9 +129,26 @@ class Rank:
             for slot, row in zip(capture.slots, capture.rows, strict=True):
                 self.arenas[0][int(row)] = fresh[int(slot)]  # KeyError: not computed in this step
             report.captured.add(capture.piece)
+        assert not {load.request for load in waited} & set(output.num_scheduled_tokens)
+        self._load(waited, report)
         if output.num_scheduled_tokens and not self.checked:
             self.checked, report.status = True, ""
         return {name: token for name, token in made.items() if token is not None}, report, bad
+
+    def _load(self, loads: Sequence[Load], report: Report) -> set[int]:
+        """Carry out loads; the blocks of those that failed."""
+        bad: set[int] = set()
+        for load in loads:
+            if load.broken or self.fails(load.request):
+                report.failed_loads.add(load.request)
+                bad |= set(load.blocks)
+                continue
+            assert len(set(load.slots.tolist())) == len(load.slots), "two tokens in one slot"
+            for row, position, slot in zip(load.rows, load.positions, load.slots, strict=True):
+                assert slot >= self.block_size, "the null block was written"
+                self.slots[int(slot)] = (self.arenas[0][int(row)], int(position))
+            report.loaded[load.request] = 0.001
+        return bad
 
     def _move(self, orders: Orders) -> None:
         for move in orders.moves:
@@ -232,20 +243,23 @@ class Simulation:
                 },
             ),
         )
+        config.scheduler_config.async_scheduling = asynchronous  # vLLM turns it off on the CPU
         config.cache_config.num_gpu_blocks = blocks
         shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
         spec = SlidingWindowSpec(**shape, sliding_window=window) if window else FullAttentionSpec(**shape)
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_size, sha256) if caching else None
-        self.scheduler: Any = (AsyncScheduler if asynchronous else Scheduler)(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=block_size,
-            hash_block_size=block_size,
-            log_stats=False,
-        )
-        self.scheduler.use_v2_model_runner = runner == "v2"
+        # vLLM refuses the newer runner where there is no Triton; its scheduler needs none.
+        with patch.object(VllmConfig, "use_v2_model_runner", runner == "v2"):
+            self.scheduler: Any = (AsyncScheduler if asynchronous else Scheduler)(
+                vllm_config=config,
+                kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=block_size,
+                hash_block_size=block_size,
+                log_stats=False,
+            )
+        assert self.scheduler.use_v2_model_runner == (runner == "v2")
         rows = [device, host] if host else [device]
         self.ranks = [Rank(rows, block_size, window, runner) for _ in range(ranks)]
         self.window = window
@@ -385,6 +399,9 @@ class Simulation:
         for report in reports[1:]:
             merged = merged.aggregate(report)
         names = list(output.num_scheduled_tokens)
+        # The executor waits until all ranks have; here they do it in the same step.
+        arrived = {load.request for load in output.kv_connector_metadata.orders.loads if load.ahead}
+        failures = set().union(*(report.failed_loads for _, report, _ in results))
         self._flight.append(
             (
                 output,
@@ -395,6 +412,8 @@ class Simulation:
                     kv_connector_output=KVConnectorOutput(
                         invalid_block_ids=set().union(*(bad for _, _, bad in results)),
                         kv_connector_worker_meta=merged,
+                        finished_recving=arrived or None,
+                        failed_recving=failures & arrived,
                     ),
                 ),
             )

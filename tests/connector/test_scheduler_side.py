@@ -429,8 +429,8 @@ def test_a_preempted_injection_is_injected_again_into_its_new_blocks(
         if runner == "v1" and second in output.scheduled_cached_reqs.resumed_req_ids:
             resumed += 1
             assert second not in among_new
-        elif runner == "v2" and loads and second in among_new and output.kv_connector_metadata.orders.loads:
-            resumed += len(loads) > 1
+        elif runner == "v2" and second in among_new:
+            resumed += sim.requests[second].num_preemptions > 0
             assert not output.scheduled_cached_reqs.resumed_req_ids
     sim.drain()
     assert sim.requests[second].num_preemptions == resumed > 0
@@ -768,33 +768,63 @@ def test_a_load_that_cannot_be_planned_is_recomputed(
     assert whole(sim, [512])
 
 
-@pytest.mark.xfail(strict=True, reason="vLLM 0.32 counts the step that ran ahead of a failed load as valid")
-def test_a_failed_load_is_recomputed_when_scheduling_runs_ahead(folder: Path) -> None:
+# vLLM 0.32 takes back what was computed from a failed load in the step that reads it, but not in a step that was
+# scheduled ahead, not in model runner V2, and not what slid out of an attention window meanwhile: there loads go ahead.
+AHEAD: list[dict[str, Any]] = [
+    {"runner": runner, "asynchronous": asynchronous, "window": window}
+    for runner in ("v1", "v2")
+    for asynchronous in (False, True)
+    for window in (None, 24)
+]
+
+
+@pytest.mark.parametrize("options", AHEAD, ids=str)
+@pytest.mark.parametrize("fails", [False, True], ids=["", "failing"])
+def test_loaded_or_failed_the_answer_is_right_however_the_engine_runs(
+    folder: Path, options: dict[str, Any], fails: bool
+) -> None:
+    sim, ids = Simulation(folder, **options), words(90) + QUESTION
+    keys = sim.encode("alice", ids[:90], (0, 40), (40, 90))
+    ask = Inject("alice", ((keys[0], 40), (keys[1], 50)))
+    if fails:
+        failing(sim, "all")
+    reply, made = inject(sim, ask, ids, tokens=12)
+    assert made == answer(ids, 12, window=options["window"])
+    assert reply["injected"] == (0 if fails else 90)
+    failing(sim)
+    assert inject(sim, ask, ids, tokens=12)[1] == made  # whatever is in the prefix cache now is right
+    assert whole(sim, [512])
+
+
+@pytest.mark.parametrize("options", AHEAD, ids=str)
+def test_a_request_waits_a_step_only_where_vllm_could_not_take_a_failed_load_back(
+    folder: Path, options: dict[str, Any]
+) -> None:
+    sim = Simulation(folder, **options)
+    name = sim.add(A + QUESTION, Inject("alice", chain(sim, "alice", A)))
+    output = sim.schedule()
+    (load,) = output.kv_connector_metadata.orders.loads
+    at_once = options == {"runner": "v1", "asynchronous": False, "window": None}
+    assert load.ahead is not at_once
+    assert (name in output.num_scheduled_tokens) is at_once
+    sim.drain()
+    assert tuple(sim.generated[name]) == answer(A + QUESTION, 4, window=options["window"])
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "failing"])
+def test_a_request_aborted_while_it_waits_for_its_load_leaves_nothing_behind(
+    folder: Path, fails: bool
+) -> None:
     sim = Simulation(folder, asynchronous=True)
     segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
-    failing(sim, "all")
-    _, made = inject(sim, Inject("alice", segments), ids)
-    assert made == answer(ids, 4)
-
-
-@pytest.mark.xfail(
-    strict=True, reason="vLLM 0.32 has freed what slid out of the window and recomputes without it"
-)
-def test_a_failed_load_is_recomputed_with_a_sliding_window(folder: Path) -> None:
-    sim, ids = Simulation(folder, window=24), words(90) + QUESTION
-    keys = sim.encode("alice", ids[:90], (0, 40), (40, 90))
-    failing(sim, "all")
-    _, made = inject(sim, Inject("alice", ((keys[0], 40), (keys[1], 50))), ids)
-    assert made == answer(ids, 4, window=24)
-
-
-@pytest.mark.xfail(strict=True, reason="vLLM 0.32's model runner V2 does not take computed tokens back")
-def test_a_failed_load_is_recomputed_by_model_runner_v2(folder: Path) -> None:
-    sim = Simulation(folder, runner="v2")
-    segments, ids = chain(sim, "alice", A, B), A + B + QUESTION
-    failing(sim, "all")
-    _, made = inject(sim, Inject("alice", segments), ids)
-    assert made == answer(ids, 4)
+    if fails:
+        failing(sim, "all")
+    name = sim.add(ids, Inject("alice", segments))
+    assert sim.schedule().kv_connector_metadata.orders.loads
+    sim.abort(name)
+    sim.drain()
+    assert sim.hittable(ids, sim.salt(Inject("alice", segments))) == 0
+    assert whole(sim, [512])
 
 
 # -- aborts ---
@@ -1172,9 +1202,8 @@ def test_the_salt_names_the_adapter(sim: Simulation) -> None:
 
 
 def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int, steps: int) -> None:
-    """Random encodes, injections, texts, aborts, forgets and (where vLLM recovers from them) failed loads of
-    three owners, whose facts are chains: any mixture of injected, cached and computed gives the text's one.
-    """
+    """Random encodes, injections, texts, aborts, forgets and failed loads of three owners, whose facts are chains:
+    any mixture of injected, cached and computed gives the text's one."""
     options: dict[str, Any] = {
         "roomy": {},
         "tight": {"blocks": 24, "batch": 40, "device": 120, "host": 200},
@@ -1185,12 +1214,9 @@ def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int
     }[shape]
     sim = Simulation(folder, runner=runner, asynchronous=asynchronous, **options)
     draw = random.Random(seed)
-    recovers = runner == "v1" and not asynchronous and shape != "window"
     unlucky, unheard = set(), set()
-    if recovers:
-        for rank in sim.ranks:
-            rank.fails = unlucky.__contains__
     for rank in sim.ranks:
+        rank.fails = unlucky.__contains__
         rank.loses = unheard.__contains__
     chains = {
         owner: [words(draw.randrange(3, 24), hash((owner, n))) for n in range(5)] for owner in (1, 2, 3)
