@@ -13,36 +13,42 @@ from itertools import count, pairwise
 from threading import Barrier
 
 import torch
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 
 class Crew:
     """`size` threads, by default as many as torch computes with."""
 
     def __init__(self, size: int | None = None) -> None:
-        threads = torch.get_num_threads()
-        self.size = size or threads
+        self.size = size or torch.get_num_threads()
         cores, number, all_here = _bound_cores(), count(), Barrier(self.size)
+        openmp = ThreadpoolController()  # not torch.set_num_threads: vLLM makes that do nothing
 
         def settle() -> None:
             mine = next(number)
             if mine < len(cores):  # a new thread is bound to the one core of the thread that made it
                 os.sched_setaffinity(0, {cores[mine]})
-            torch.set_num_threads(1)
-            torch.get_num_threads()  # settles it for this thread, before torch's default is restored below
+            torch.get_num_threads()  # torch settles it for a thread when first asked, and would overrule what follows
+            openmp.limit(limits=1, user_api="openmp")  # of this thread alone, and for good
             all_here.wait()
 
         self._pool = ThreadPoolExecutor(self.size, "inferscale")
         for job in [self._pool.submit(settle) for _ in range(self.size)]:
             job.result()
-        torch.set_num_threads(
-            threads
-        )  # what a crew settles for itself is also torch's default for new threads
 
     def share(self, total: int, job: Callable[[range], None]) -> None:
         """Have `job` done for parts of `range(total)`, at once; raises what a part raised."""
         bounds = [total * part // self.size for part in range(self.size + 1)]
         parts = [range(start, stop) for start, stop in pairwise(bounds) if start < stop]
-        for done in [self._pool.submit(job, part) for part in parts]:
+        inference = (
+            torch.is_inference_mode_enabled()
+        )  # it is the calling thread's own, like all of torch's modes
+
+        def do(part: range) -> None:
+            with torch.inference_mode(inference):
+                job(part)
+
+        for done in [self._pool.submit(do, part) for part in parts]:
             done.result()
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Slots
 from inferscale_memory.kv.arena import Arena, Rows, Shape
 
@@ -106,12 +107,14 @@ class PageWriter:
         self._move(_bits(values), rows, pages, slots, *size, *astuple(layout.values))
 
 
-def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> PageWriter | None:
-    """A writer whose bits are those of the engine's operator on every layer, or None: then the operator it is."""
+def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> tuple[PageWriter, Crew] | None:
+    """A writer whose bits are those of the engine's operator on every layer, and threads for it. None when there is
+    none: then the operator it is."""
     if arena.device.type != "cpu":
         return None
     try:
-        return _prove(arena.shape, layers, block_size)
+        writer = _prove(arena.shape, layers, block_size)
+        return None if writer is None else (writer, Crew())
     except Exception as error:
         logger.info("inferscale: the paged cache is written by the engine's operator (%r)", error)
         return None
@@ -152,7 +155,11 @@ def _bits(tensor: torch.Tensor) -> NDArray[Any]:
 def mover() -> Mover:
     """The kernel, compiled for elements of 16 and of 32 bits. Raises ImportError without numba."""
     import numba
+    from llvmlite.binding import ffi
 
+    # llvmlite's library answers to every name, to `__dict__` as well, and vLLM 0.32 reads the `__dict__` of whatever
+    # is imported when another engine starts in this process: let it find a dict.
+    ffi.lib._fntab.setdefault("__dict__", {})
     u = np.uint64
 
     @numba.njit(nogil=True, cache=True)

@@ -23,7 +23,6 @@ from inferscale_memory.connector.check import (
     unsupported_rotations,
 )
 from inferscale_memory.connector.compose import Composer
-from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Load, Orders, Report
 from inferscale_memory.kv.arena import Arena, Shape
 
@@ -92,7 +91,9 @@ class WorkerSide:
         self._context = context
         try:
             self._move()
-        except Exception as error:  # the directory believes in blobs that are not there: none can be trusted now
+        except (
+            Exception
+        ) as error:  # the directory believes in blobs that are not there: none can be trusted now
             logger.exception("inferscale: moving blobs between tiers failed")
             self.composer = None
             self._settle(f"moving blobs between tiers failed ({error!r}); restart the engine")
@@ -232,8 +233,7 @@ class WorkerSide:
         positions = hooks.positions if hooks.positions is not None else torch.zeros_like(slots)
         problem = check.verdict(composer, positions, slots, self._context.attn_metadata)
         if problem is None:
-            writer = pages.prove(self.arenas[0], self._layers, self._block_size)
-            composer.direct = None if writer is None else (writer, Crew())
+            composer.direct = pages.prove(self.arenas[0], self._layers, self._block_size)
             self.composer = composer
             self._modules = dict(enumerate(check.rotations))
         return problem

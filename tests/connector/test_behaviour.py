@@ -23,12 +23,18 @@ pytestmark = pytest.mark.engine
 EXACT = 1e-4
 
 
-@pytest.fixture(scope="module", params=["cached", "uncached"])
+@pytest.fixture(scope="module", params=["cached", "uncached", "ahead"])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """An engine with prefix caching and one without."""
+    """Three engines: as it comes; without prefix caching, its pages written by the engine's operator; and one whose
+    requests wait a step for their loads, as under async scheduling (which vLLM's CPU backend does not have)."""
     model = tiny_model("llama", tmp_path_factory.mktemp("llama"))
-    with Rig.open(model, enable_prefix_caching=request.param == "cached") as rig:
-        rig.caching = request.param == "cached"  # type: ignore[attr-defined]
+    with Rig.open(model, enable_prefix_caching=request.param != "uncached") as rig:
+        rig.caching = request.param != "uncached"  # type: ignore[attr-defined]
+        assert rig.worker.composer.direct is not None
+        assert rig.decider._ahead is False
+        if request.param == "uncached":
+            rig.worker.composer.direct = None
+        rig.decider._ahead = request.param == "ahead"
         yield rig
 
 
@@ -293,16 +299,16 @@ def test_a_failed_load_is_recomputed_and_leaves_nothing_to_hit(
         raise RuntimeError("the arena is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.worker.composer, "write_layer", broken)
+        patch.setattr(rig.worker.composer, "write", broken)
         failed = rig.inject(prompt)
     assert failed.injected == 0
     assert "loading failed" in failed.reply["refused"]
     assert same(failed, plain)
 
-    before = rig.inject(prompt)
-    assert before.known == length(prompt), "nothing of the failed load may be hit: all is injected anew"
-    assert before.injected == length(prompt)
-    assert same(before, plain)
+    again = rig.inject(prompt)
+    assert same(again, plain), "what is in the prefix cache now is right"
+    if not rig.decider._ahead:  # where a request waits for its load, vLLM caches what it recomputed
+        assert again.known == again.injected == length(prompt), "nothing of the failed load may be hit"
 
 
 def test_a_half_written_load_does_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +324,7 @@ def test_a_half_written_load_does_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPa
 
     rig.poison()
     with monkeypatch.context() as patch:
+        patch.setattr(rig.worker.composer, "direct", None)
         patch.setattr(rig.worker.composer, "write_layer", breaks)
         answer = rig.inject(prompt)
     assert answer.injected == 0

@@ -164,3 +164,33 @@ def test_a_model_that_cannot_be_injected_into_is_served_as_text(tmp_path: Path) 
         assert answer.injected == 0
         assert "DynamicNTK" in answer.reply["refused"]
         assert same(answer, rig.plain(prompt.ids))
+
+
+def test_a_move_between_tiers_that_fails_ends_injection_and_not_the_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory takes the moved blobs for good: nothing it says can be trusted any more."""
+    row = Shape(3, 2, 32, torch.float32).row_bytes
+    with Rig.open(model, extra={"device_bytes": 300 * row, "host_bytes": 3000 * row}) as rig:
+        prompts = [
+            Prompt(
+                owner, (*rig.remember(owner, [rig.words(200, n)], rig.words(17, 1)), Segment(rig.words(9, n)))
+            )
+            for n, owner in enumerate(("alice", "bob"))
+        ]  # bob's pushed alice's to the host
+        plain = [rig.plain(prompt.ids) for prompt in prompts]
+        rig.poison()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("the host is on fire")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.worker.arenas[0], "copy_rows", broken)
+            failed = rig.inject(prompts[0])
+        assert failed.injected == 0
+        assert same(failed, plain[0])
+        after = [rig.inject(prompt) for prompt in prompts]
+        assert [answer.injected for answer in after] == [0, 0]
+        assert all("moving blobs" in answer.reply["refused"] for answer in after)
+        assert all(same(answer, expected) for answer, expected in zip(after, plain, strict=True))
+        assert "moving blobs" in rig.ask(Probe("alice"), (7, 8, 9))["unsupported"]
