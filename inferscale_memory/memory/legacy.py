@@ -186,7 +186,7 @@ def _move_ids(name: str, options: dict[str, Any]) -> None:
 
 def _new_form(name: str, form: OldForm, options: Mapping[str, Any], wants: str) -> str:
     parts = list(form.takes)
-    for word, value in options.items():
+    for word, value in sorted(options.items(), key=lambda option: option[0] != "filters"):
         if word == "filters" and isinstance(value, Mapping):
             value = ", ".join(f"{key!r}: ..." for key in value)
             parts.append(f"filters={{{value}}}")
