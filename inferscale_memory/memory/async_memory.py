@@ -104,7 +104,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
 
     async def reset(self) -> Any:
         """See `Memory.reset`."""
-        return await operations.change(_ASYNC, self, "reset")
+        return await operations.reset(_ASYNC, self)
 
     async def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """See `Memory.flush`; `progress` is called in a thread."""

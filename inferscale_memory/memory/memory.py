@@ -106,7 +106,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
 
     def reset(self) -> Any:
         """mem0's `reset`: everything is forgotten, in the engine too."""
-        return run(operations.change(_SYNC, self, "reset"))
+        return run(operations.reset(_SYNC, self))
 
     def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """Wait until every fact written so far is encoded. Where nothing has asked for an engine (mem0's own

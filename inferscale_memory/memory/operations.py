@@ -77,7 +77,7 @@ async def add(
 
 
 async def change(kind: Kind, memory: Any, method: str, *args: Any, **options: Any) -> Any:
-    """mem0's `update`, `delete`, `delete_all` or `reset`. What they make forgotten is taken from the engine
+    """mem0's `update`, `delete` or `delete_all`. What they make forgotten is taken from the engine
     when they end."""
     core = core_of(memory)
     body = getattr(kind.mem0, method)
@@ -85,6 +85,15 @@ async def change(kind: Kind, memory: Any, method: str, *args: Any, **options: An
         return await kind.wait.result(body(memory, *args, **options))
     async with kind.wait.within(core.writes.collected()):
         return await kind.wait.result(body(memory, *args, **options))
+
+
+async def reset(kind: Kind, memory: Any) -> Any:
+    """mem0's `reset`. Its async one closes an embedded Qdrant before it turns to the entities, which then stay,
+    so they go first."""
+    if core_of(memory) is not None and memory._entity_store is not None:
+        await kind.wait.call(memory._entity_store.reset)
+        memory._entity_store = None
+    return await change(kind, memory, "reset")
 
 
 async def flush(kind: Kind, memory: Any, progress: Progress | None, timeout: float | None) -> None:

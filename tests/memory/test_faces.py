@@ -357,6 +357,12 @@ class TestLifetime:
         either.flush()
         assert injected(either.chat("What now?", **ADA, max_tokens=1)) == ["A new life"]
 
+    def test_a_reset_leaves_no_entities(self, either: Settled) -> None:
+        either.entity_store.insert(vectors=[[0.1] * 64], payloads=[{"data": "Miso", **ADA}], ids=[NOBODY])
+        assert either.entity_store.list(filters=ADA)[0]
+        either.reset()
+        assert either.entity_store.list(filters=ADA)[0] == []
+
     def test_properties_are_mem0s(self, either: Settled, mem0s_own: Settled) -> None:
         for name in ("collection_name", "api_version", "custom_instructions", "reranker"):
             assert getattr(either, name) == getattr(mem0s_own, name)
