@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inferscale_memory.memory import Memory
+    from inferscale_memory.memory import AsyncMemory, Memory
 
-__all__ = ["Memory"]
+__all__ = ["AsyncMemory", "Memory"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Memory` on first use: mem0 takes seconds to import, and not everybody who imports us wants it."""
+    """The faces on first use: mem0 takes seconds to import, and not everybody who imports us wants it."""
     if name in __all__:
         from inferscale_memory import memory
 

@@ -1,12 +1,24 @@
-"""The face of the library: mem0's `Memory`, whose facts are prefilled once and injected ever after."""
+"""The faces of the library: mem0's `Memory` and `AsyncMemory`, whose facts are prefilled once, and injected."""
 
 from inferscale_memory.memory import environment
 
 environment.prepare_mem0()  # mem0 reads these when it is imported, so before anything below
 
+from inferscale_memory.memory.async_memory import AsyncMemory  # noqa: E402
 from inferscale_memory.memory.config import Injection  # noqa: E402
 from inferscale_memory.memory.memory import Memory  # noqa: E402
 from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
-from inferscale_memory.memory.session import ChatSession  # noqa: E402
+from inferscale_memory.memory.session import AsyncChatSession, ChatSession  # noqa: E402
 
-__all__ = ["ChatSession", "Injection", "Memory", "Prepared", "Recalled", "Reply", "ReplyChunk", "Timings"]
+__all__ = [
+    "AsyncChatSession",
+    "AsyncMemory",
+    "ChatSession",
+    "Injection",
+    "Memory",
+    "Prepared",
+    "Recalled",
+    "Reply",
+    "ReplyChunk",
+    "Timings",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mem0.configs.base import MemoryConfig
 from mem0.embeddings.configs import EmbedderConfig
@@ -20,6 +20,7 @@ from mem0.utils.factory import EmbedderFactory
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.environment import home
+from inferscale_memory.memory.legacy import current_options
 from inferscale_memory.memory.llm import PROVIDER, register
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
@@ -88,16 +89,18 @@ class Settings:
 
         Raises ConfigurationError, and pydantic's ValidationError for mem0's part.
         """
-        options = dict(config) if isinstance(config, Mapping) else {}
+        mine = config is None or isinstance(config, Mapping)
+        options = current_options(config) if isinstance(config, Mapping) else {}
         engine = options.pop("engine", None) if engine is None else engine
         how = Injection.read(options.pop("injection", None) if injection is None else injection)
         where = Path(options.pop("folder", None) or home()) if folder is None else Path(folder)
         where = where.expanduser().absolute()
-        own_llm = isinstance(config, MemoryConfig) or _provider(options.get("llm")) not in (None, PROVIDER)
+        own_llm = not mine or _provider(options.get("llm")) not in (None, PROVIDER)
         lazy = LazyEngine(
             engine, eager=engine is not None or not own_llm, heading=how.heading, default_system=how.system
         )
-        mem0 = config if isinstance(config, MemoryConfig) else _mem0_config(options, lazy, where)
+        # What is no dictionary is mem0's own object, or stands for one in a test: it is taken as it is.
+        mem0 = _mem0_config(options, lazy, where) if mine else cast(MemoryConfig, config)
         return cls(mem0, lazy, how, where)
 
 
@@ -123,12 +126,10 @@ def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> M
 
 
 def _local_embedder(own: Any) -> EmbedderConfig:
-    from inferscale_memory.fetch import embedder
-
     EmbedderFactory.provider_to_class[PROVIDER] = "inferscale_memory.memory.embedder.LocalEmbedder"
     options = dict(own.get("config") or {}) if isinstance(own, Mapping) else {}
-    if "model" not in options:
-        options |= {"model": str(embedder()), "embedding_dims": EMBEDDING_DIMENSIONS}
+    if "model" not in options:  # fetched by the embedder itself, when it is made
+        options["embedding_dims"] = EMBEDDING_DIMENSIONS
     # mem0 validates providers against a fixed list; model_construct leaves that out.
     return EmbedderConfig.model_construct(provider=PROVIDER, config=options)
 

@@ -1,7 +1,7 @@
 """Everything behind the face, wired together once; a face only says when.
 
 It holds no method of mem0's and must never call one: the sync face hands in what mem0 found, and an async
-face can do the same.
+face does the same.
 """
 
 from __future__ import annotations

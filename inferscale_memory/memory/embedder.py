@@ -15,11 +15,15 @@ from mem0.embeddings.huggingface import HuggingFaceEmbedding
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from transformers.utils import logging as hf_logging
 
+from inferscale_memory import fetch
+
 
 class LocalEmbedder(HuggingFaceEmbedding):  # type: ignore[misc]  # mem0 has no types
-    """mem0's embedder interface."""
+    """mem0's embedder interface. Without a model it is the one this library fetches."""
 
     def __init__(self, config: Any = None) -> None:
+        if config is not None and config.model is None:
+            config.model = str(fetch.embedder())
         bars = hf_logging.is_progress_bar_enabled()
         hf_logging.disable_progress_bar()
         try:

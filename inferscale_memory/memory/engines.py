@@ -23,6 +23,7 @@ class LazyEngine:
     Attributes:
         eager: whether writing a fact is reason enough to start it. It is where the user chose an engine, and
             not where an app only uses mem0's own functions with an LLM of its own.
+        chosen: whether the user said which engine.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class LazyEngine:
     ) -> None:
         """Raises ConfigurationError on a provider that does not exist."""
         self.eager = eager
+        self.chosen = spec is not None
         self._words = {"heading": heading, "default_system": default_system}
         self._lock = Lock()
         self._engine: Engine | None = None

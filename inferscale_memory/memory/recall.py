@@ -7,13 +7,14 @@ the answer. It must never inject a blob made of other words than the fact has no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from inferscale_memory.engine.base import Completion, Engine, SamplingOptions
+from inferscale_memory.engine.base import Chunk, Completion, Engine, SamplingOptions
 from inferscale_memory.errors import PromptError
 from inferscale_memory.journal import Journal
 from inferscale_memory.memory.at_hand import AtHand, Preambles
@@ -22,6 +23,7 @@ from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings
 from inferscale_memory.memory.scope import Scope, fact_tag
+from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import Words, payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
 
@@ -58,6 +60,19 @@ class Found:
     owner: str
     tag: str
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question on its way to the engine, `before_s` seconds after the user's call came in."""
+
+    prepared: Prepared
+    inject: bool
+    before_s: float
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.prepared.prompt if self.inject else self.prepared.prompt.as_text()
 
 
 class Recall:
@@ -177,27 +192,37 @@ class Recall:
 
     # -- the answer ------------------------------------------------------------------------------------------
 
-    def answer(self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float) -> Reply:
+    async def answer(
+        self, wait: Waiting, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> Reply:
         """The engine's answer. `called`: when the user's call came in, by `perf_counter`."""
-        prompt = prepared.prompt if inject else prepared.prompt.as_text()
-        before = perf_counter() - called
-        completion = self._engine.get().generate(prompt, options)
-        return self._reply(prepared, completion, before + completion.ttft_s, inject=inject)
+        asked = _Asked(prepared, inject, perf_counter() - called)
+        engine = await wait.call(self._engine.get)
+        return self._reply(asked, await wait.generate(engine, asked.prompt, options))
 
     def stream(
         self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
     ) -> Iterator[ReplyChunk]:
         """The same, piece by piece."""
-        prompt = prepared.prompt if inject else prepared.prompt.as_text()
-        before = perf_counter() - called
-        for chunk in self._engine.get().stream(prompt, options):
-            reply = None
-            if chunk.completion is not None:
-                ttft_s = before + chunk.completion.ttft_s
-                reply = self._reply(prepared, chunk.completion, ttft_s, inject=inject)
-            yield ReplyChunk(chunk.text, reply)
+        asked = _Asked(prepared, inject, perf_counter() - called)
+        for chunk in self._engine.get().stream(asked.prompt, options):
+            yield self._piece(asked, chunk)
 
-    def _reply(self, prepared: Prepared, completion: Completion, ttft_s: float, *, inject: bool) -> Reply:
+    async def astream(
+        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> AsyncIterator[ReplyChunk]:
+        """The same for `async for`."""
+        asked = _Asked(prepared, inject, perf_counter() - called)
+        engine = await asyncio.to_thread(self._engine.get)
+        async for chunk in engine.astream(asked.prompt, options):
+            yield self._piece(asked, chunk)
+
+    def _piece(self, asked: _Asked, chunk: Chunk) -> ReplyChunk:
+        reply = None if chunk.completion is None else self._reply(asked, chunk.completion)
+        return ReplyChunk(chunk.text, reply)
+
+    def _reply(self, asked: _Asked, completion: Completion) -> Reply:
+        prepared, inject = asked.prepared, asked.inject
         if inject and completion.refused is not None:
             self._doubt(prepared.prompt)
         placed = _placed(prepared.prompt, completion) if inject else set()
@@ -205,7 +230,7 @@ class Recall:
             replace(memory, injected=memory.injected and fact_tag(prepared.prompt.owner, memory.id) in placed)
             for memory in prepared.memories
         )
-        timings = Timings(prepared.search_s, prepared.compose_s, ttft_s)
+        timings = Timings(prepared.search_s, prepared.compose_s, asked.before_s + completion.ttft_s)
         return Reply(completion.text, memories, prepared.dropped, completion, timings)
 
     def _doubt(self, prompt: Prompt) -> None:

@@ -7,7 +7,7 @@ prompt is composed anew, and so it is when the context is full.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
@@ -17,6 +17,7 @@ from inferscale_memory.memory.core import Core
 from inferscale_memory.memory.recall import Found, Result, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.waiting import Waiting, run
 from inferscale_memory.prompt import Message, PromptTemplate, Segment
 
 _ALSO = "You also remember:\n"
@@ -26,7 +27,7 @@ _STAND_INS = ("yes", "no")
 class Search(Protocol):
     """mem0's search, scope and filters settled."""
 
-    def __call__(self, text: str, k: int) -> Sequence[Result]: ...
+    async def __call__(self, *, text: str, k: int) -> Sequence[Result]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,64 +39,49 @@ class _Kept:
     wordings: dict[str, str]
 
 
-class ChatSession:
-    """One conversation of one owner. Not for several threads at once.
+class Conversation:
+    """What a session of either face is.
 
     Attributes:
         messages: the conversation so far, in the form chat APIs use; it only grows.
     """
 
     def __init__(
-        self, core: Core, search: Search, scope: Scope, *, k: int, system: str | None = None
+        self, core: Core, wait: Waiting, search: Search, scope: Scope, *, k: int, system: str | None = None
     ) -> None:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._core = core
+        self._wait = wait
         self._search = search
         self._scope = scope
         self._k = k
         self._kept: _Kept | None = None
-
-    def chat(self, text: str, *, options: SamplingOptions | None = None, inject: bool = True) -> Reply:
-        """The answer to `text`, which becomes part of the conversation. Raises PromptError when `text` is
-        empty."""
-        called, options = perf_counter(), options or SamplingOptions()
-        prepared = self._prepare(text, options.max_tokens)
-        reply = self._core.recall.answer(prepared, options, inject=inject, called=called)
-        self._remember(text, prepared, reply)
-        return reply
-
-    def stream(
-        self, text: str, *, options: SamplingOptions | None = None, inject: bool = True
-    ) -> Iterator[ReplyChunk]:
-        """The same, piece by piece. An answer that is not read to its end does not become part of the
-        conversation."""
-        called, options = perf_counter(), options or SamplingOptions()
-        prepared = self._prepare(text, options.max_tokens)
-        chunks = self._core.recall.stream(prepared, options, inject=inject, called=called)
-        return self._remembering(text, prepared, chunks)
-
-    def _remembering(
-        self, text: str, prepared: Prepared, chunks: Iterator[ReplyChunk]
-    ) -> Iterator[ReplyChunk]:
-        for chunk in chunks:
-            if chunk.reply is not None:
-                self._remember(text, prepared, chunk.reply)
-            yield chunk
 
     def recompose(self) -> None:
         """Compose the next turn's prompt anew, with whatever is recalled then standing before the
         conversation."""
         self._kept = None
 
-    def _prepare(self, text: str, max_tokens: int) -> Prepared:
-        messages = [*self.messages, {"role": "user", "content": text}]
+    async def _chat(self, text: str, options: SamplingOptions | None, inject: bool) -> Reply:
+        called, options = perf_counter(), options or SamplingOptions()
+        prepared = await self._prepare(text, options)
+        reply = await self._core.recall.answer(self._wait, prepared, options, inject=inject, called=called)
+        await self._wait.call(self._remember, text, prepared, reply)
+        return reply
+
+    async def _prepare(self, text: str, options: SamplingOptions) -> Prepared:
+        asked = question([{"role": "user", "content": text}])
         started = perf_counter()
-        results = self._search(question(messages[-1:]), self._k)
+        results = await self._search(text=asked, k=self._k)
         search_s = perf_counter() - started
+        return await self._wait.call(self._compose, text, results, options.max_tokens, search_s)
+
+    def _compose(self, text: str, results: Sequence[Result], max_tokens: int, search_s: float) -> Prepared:
         if self._kept is not None and self._stands(self._kept):
             prepared = self._continued(self._kept, text, results, max_tokens, search_s)
             if prepared is not None:
                 return prepared
+        messages = [*self.messages, {"role": "user", "content": text}]
         return self._core.recall.prepare(
             messages, results, self._scope, max_tokens=max_tokens, search_s=search_s
         )
@@ -136,6 +122,51 @@ class ChatSession:
         answer = _unended(reply.completion.token_ids, self._core.engine.get().tokenizer.all_special_ids)
         ids = [memory.id for memory in prepared.memories]
         self._kept = _Kept(prepared, answer, self._core.wordings(ids))
+
+
+class ChatSession(Conversation):
+    """One conversation of one owner. Not for several threads at once."""
+
+    def chat(self, text: str, *, options: SamplingOptions | None = None, inject: bool = True) -> Reply:
+        """The answer to `text`, which becomes part of the conversation. Raises PromptError when `text` is
+        empty."""
+        return run(self._chat(text, options, inject))
+
+    def stream(
+        self, text: str, *, options: SamplingOptions | None = None, inject: bool = True
+    ) -> Iterator[ReplyChunk]:
+        """The same, piece by piece. An answer that is not read to its end does not become part of the
+        conversation."""
+        called, options = perf_counter(), options or SamplingOptions()
+        prepared = run(self._prepare(text, options))
+        return self._remembering(text, prepared, options, inject, called)
+
+    def _remembering(
+        self, text: str, prepared: Prepared, options: SamplingOptions, inject: bool, called: float
+    ) -> Iterator[ReplyChunk]:
+        for chunk in self._core.recall.stream(prepared, options, inject=inject, called=called):
+            if chunk.reply is not None:
+                self._remember(text, prepared, chunk.reply)
+            yield chunk
+
+
+class AsyncChatSession(Conversation):
+    """`ChatSession` for coroutines. One turn at a time: a conversation has an order."""
+
+    async def chat(self, text: str, *, options: SamplingOptions | None = None, inject: bool = True) -> Reply:
+        """See `ChatSession.chat`."""
+        return await self._chat(text, options, inject)
+
+    async def stream(
+        self, text: str, *, options: SamplingOptions | None = None, inject: bool = True
+    ) -> AsyncIterator[ReplyChunk]:
+        """See `ChatSession.stream`; for `async for`. Nothing happens before the first piece is asked for."""
+        called, options = perf_counter(), options or SamplingOptions()
+        prepared = await self._prepare(text, options)
+        async for chunk in self._core.recall.astream(prepared, options, inject=inject, called=called):
+            if chunk.reply is not None:
+                await self._wait.call(self._remember, text, prepared, chunk.reply)
+            yield chunk
 
 
 def _unended(answer: tuple[int, ...], special: Collection[int]) -> tuple[int, ...]:

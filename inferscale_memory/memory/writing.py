@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
@@ -28,7 +29,11 @@ from inferscale_memory.memory.words import words_of
 
 @dataclass(slots=True)
 class _Batch:
-    """What one call of the user's does: its turns, the facts it writes, and what it makes forgotten."""
+    """What one call of the user's does: its turns, the facts it writes, and what it makes forgotten.
+
+    A thread of a cancelled coroutine may still write when the call has ended: `open` says whether what it does
+    is still carried out with the rest.
+    """
 
     path: WritePath
     scope: Scope = field(default_factory=Scope)
@@ -36,6 +41,8 @@ class _Batch:
     taken: set[int] = field(default_factory=set)
     written: list[str] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
+    open: bool = True
+    lock: RLock = field(default_factory=RLock)
 
 
 # Which call is under way. A context variable, because asyncio.to_thread carries it along.
@@ -135,11 +142,13 @@ class WritePath:
         """The batch under way, or one of its own that is carried out at once."""
         batch = _under_way.get()
         if batch is not None and batch.path is self:
-            yield batch
-        else:
-            batch = _Batch(self)
-            yield batch
-            self._carry_out(batch)
+            with batch.lock:
+                if batch.open:
+                    yield batch
+                    return
+        batch = _Batch(self)
+        yield batch
+        self._carry_out(batch)
 
     def _read(self, name: str, payload: Mapping[str, Any], batch: _Batch) -> Fact | None:
         """The fact behind a payload, linked to the turns of the batch it came from. None for what is no
@@ -189,6 +198,8 @@ class WritePath:
         batch.written.append(fact.fact)
 
     def _carry_out(self, batch: _Batch) -> None:
+        with batch.lock:
+            batch.open = False
         try:
             self._drop(batch.forgotten)
         finally:

@@ -18,6 +18,7 @@ from inferscale_memory.memory import Memory  # before mem0, whose telemetry it t
 # isort: split
 from mem0.utils.factory import EmbedderFactory
 
+from tests.memory.faces import MEM0S, OURS, Loop, Settled
 from tests.memory.hashing import DIMENSIONS
 from tests.memory.watched import WatchedEngine
 from tests.models import tiny_model
@@ -27,6 +28,12 @@ class OpenMemory(Protocol):
     """Opens a memory under the test's folder. `options` are merged into mem0's configuration."""
 
     def __call__(self, **options: Any) -> Memory: ...
+
+
+class OpenFace(Protocol):
+    """The same for a memory of either face."""
+
+    def __call__(self, **options: Any) -> Settled: ...
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +77,55 @@ def open_memory(
 @pytest.fixture
 def memory(open_memory: OpenMemory) -> Memory:
     return open_memory()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def face(request: pytest.FixtureRequest) -> str:
+    """Name of a face: a test that asks for it runs for both."""
+    return str(request.param)
+
+
+@pytest.fixture
+def open_face(
+    face: str, loop: Loop, tmp_path: Path, engine: WatchedEngine, hashing_embedder: dict[str, Any]
+) -> Iterator[OpenFace]:
+    opened: list[Settled] = []
+
+    def open_(**options: Any) -> Settled:
+        config = {"embedder": hashing_embedder, "engine": engine, "folder": tmp_path / "memory", **options}
+        opened.append(Settled(OURS[face].from_config(config), loop.run))
+        return opened[-1]
+
+    yield open_
+    engine.gate.set()
+    for memory in opened:
+        memory.close()
+
+
+@pytest.fixture
+def either(open_face: OpenFace) -> Settled:
+    """A memory of each face in turn."""
+    return open_face()
+
+
+@pytest.fixture
+def mem0s_own(face: str, loop: Loop, tmp_path: Path, hashing_embedder: dict[str, Any]) -> Iterator[Settled]:
+    """mem0's own memory of that face, configured as `either` is."""
+    store = {"path": str(tmp_path / "mem0" / "qdrant"), "embedding_model_dims": DIMENSIONS}
+    config = {
+        "embedder": hashing_embedder,
+        "vector_store": {"provider": "qdrant", "config": store},
+        "llm": {"provider": "openai", "config": {"api_key": "none"}},
+        "history_db_path": str(tmp_path / "mem0" / "history.db"),
+    }
+    memory = Settled(MEM0S[face].from_config(config), loop.run)
+    yield memory
+    memory.close()
+    memory.vector_store.client.close()

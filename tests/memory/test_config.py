@@ -21,18 +21,15 @@ from tests.memory.watched import WatchedEngine
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(fetch, "embedder", lambda: tmp_path / "MiniLM")
+    monkeypatch.setattr(fetch, "embedder", lambda: pytest.fail("reading a configuration fetches nothing"))
     return tmp_path / "home"
 
 
-def test_with_nothing_set_all_is_local_and_under_one_folder(home: Path, tmp_path: Path) -> None:
+def test_with_nothing_set_all_is_local_and_under_one_folder(home: Path) -> None:
     settings = Settings.read(None)
     mem0 = settings.mem0
     assert settings.folder == home
-    assert (mem0.embedder.provider, mem0.embedder.config["model"]) == (
-        "inferscale",
-        str(tmp_path / "MiniLM"),
-    )
+    assert (mem0.embedder.provider, mem0.embedder.config) == ("inferscale", {"embedding_dims": 384})
     assert (mem0.vector_store.provider, mem0.vector_store.config.path) == ("qdrant", str(home / "qdrant"))
     assert mem0.vector_store.config.embedding_model_dims == 384
     assert mem0.history_db_path == str(home / "history.db")

@@ -1,0 +1,146 @@
+"""What both faces are: how they are made, the stores mem0 sees, the engine, a conversation, the end.
+
+A face adds the methods, whose bodies are in `operations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from mem0.configs.base import MemoryConfig
+from mem0.vector_stores.base import VectorStoreBase
+
+from inferscale_memory.engine.base import Engine
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.memory import operations
+from inferscale_memory.memory.config import Injection, Settings
+from inferscale_memory.memory.core import Core
+from inferscale_memory.memory.instance import core_of, never_had_core
+from inferscale_memory.memory.llm import EngineLLM
+from inferscale_memory.memory.operations import Filters, Kind
+from inferscale_memory.memory.scope import Scope
+
+Session = TypeVar("Session")
+
+
+class Face(Generic[Session]):
+    """A mem0 memory with an engine behind it. Stands before mem0's class in a face's bases."""
+
+    _kind: ClassVar[Kind]
+    _session: ClassVar[Any]
+
+    # Instances that mem0's own code or tests make without __init__ have neither, and behave as mem0's.
+    _settings: Settings | None = None
+    _core: Core | None = None
+
+    def __init__(
+        self,
+        config: MemoryConfig | Mapping[str, Any] | None = None,
+        *,
+        engine: Engine | Mapping[str, Any] | None = None,
+        injection: Injection | Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        """Open a memory.
+
+        Args:
+            config: mem0's configuration; as a dictionary it may leave out anything, and hold the three below.
+            engine: `{"provider": "vllm" | "transformers", "model": folder, ...}`, or an `Engine`, which stays
+                the caller's. By default vLLM where it is installed, with the demo model.
+            injection: how memories are encoded and placed; see `Injection`.
+            folder: where everything is written; by default `INFERSCALE_HOME`, or ~/.inferscale.
+
+        Raises:
+            ConfigurationError: an engine, option or folder that cannot work.
+            pydantic.ValidationError: as mem0 does, about its own part of the configuration.
+        """
+        self._settings = settings = Settings.read(config, engine, injection, folder)
+        try:
+            self._kind.mem0.__init__(self, settings.mem0)
+        except BaseException as error:
+            core, self._core = core_of(self), None
+            if core is not None:
+                core.close()
+            if isinstance(error, RuntimeError) and "already accessed" in str(error):  # says Qdrant
+                raise ConfigurationError(
+                    f"the memory in {settings.folder} is open already: close it, pass another folder, or use "
+                    "a vector store that is a server"
+                ) from error
+            raise
+        if not settings.engine.chosen and not isinstance(self.__dict__.get("llm"), EngineLLM):
+            settings.engine.eager = False  # nobody asked for an engine, and mem0 does not work with it
+
+    @classmethod
+    def from_config(cls, config_dict: Mapping[str, Any]) -> Self:
+        """A memory from mem0's configuration dictionary, with `engine`, `injection` and `folder` added at
+        will."""
+        return cls(config_dict)
+
+    # -- the stores, as mem0 is to see them ------------------------------------------------------------------
+
+    # They lie where mem0 would put them, so that an instance that has none raises AttributeError like mem0's.
+
+    @property
+    def vector_store(self) -> Any:
+        return _attribute(self, "vector_store")
+
+    @vector_store.setter
+    def vector_store(self, store: Any) -> None:
+        if never_had_core(self) and self._settings is not None and isinstance(store, VectorStoreBase):
+            self._core = Core(self._settings, self._payload)
+        core = core_of(self)
+        self.__dict__["vector_store"] = store if core is None else core.mirror_facts(store)
+
+    @property
+    def _entity_store(self) -> Any:
+        return _attribute(self, "_entity_store")
+
+    @_entity_store.setter
+    def _entity_store(self, store: Any) -> None:
+        core = core_of(self)
+        self.__dict__["_entity_store"] = store if core is None else core.guard_entities(store)
+
+    def _payload(self, memory_id: str) -> Mapping[str, Any] | None:
+        payload: Mapping[str, Any] | None = getattr(self.vector_store.get(memory_id), "payload", None)
+        return payload
+
+    # -- what needs no waiting -------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; started now if it was not, which blocks until it serves."""
+        return operations.behind(self).engine.get()
+
+    def session(
+        self,
+        *,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        run_id: str | None = None,
+        k: int | None = None,
+        filters: Filters | None = None,
+        system: str | None = None,
+    ) -> Session:
+        """A conversation that keeps its composition from turn to turn. `system` is the app's own system
+        text."""
+        ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+        core = operations.behind(self)
+        search = partial(operations.search, self._kind, self, ids=ids, filters=filters)
+        k = core.injection.k if k is None else k
+        session: Session = self._session(core, self._kind.wait, search, Scope.of(ids), k=k, system=system)
+        return session
+
+    def close(self) -> None:
+        """Stop encoding, end the engine if this memory made it, and give back every file. Closing twice is
+        harmless. Waits for the batch that is being encoded."""
+        operations.close(self._kind, self)
+
+
+def _attribute(memory: Any, name: str) -> Any:
+    try:
+        return vars(memory)[name]
+    except KeyError:
+        raise AttributeError(f"{type(memory).__name__!r} object has no attribute {name!r}") from None

@@ -1,0 +1,207 @@
+"""The body of every method, once, for both faces.
+
+A body is a coroutine that is told which face it serves. Facts are written by mem0's own methods alone, called
+on mem0's own classes: a body only marks where a call begins and ends, and the mirror on the vector store sees
+the rest. An instance without a core (its store is a mock, or it was made without `__init__`) is mem0's
+business: then a body must do nothing but call mem0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from mem0.memory.main import _build_filters_and_metadata
+
+from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.memory.core import Core, new_turns
+from inferscale_memory.memory.encoder import Progress
+from inferscale_memory.memory.instance import core_of, never_had_core
+from inferscale_memory.memory.recall import Messages, Result, conversation, question
+from inferscale_memory.memory.reply import Prepared, ReplyChunk
+from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.waiting import Waiting
+from inferscale_memory.memory.words import read_date
+
+Ids = Mapping[str, str | None]
+Filters = Mapping[str, Any]
+
+# Whether the search under way is for a prompt. A context variable: every task and thread has its own.
+_recalling: ContextVar[bool] = ContextVar("inferscale_recall", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which face.
+
+    Attributes:
+        mem0: mem0's class of it, as it was when ours was made: its name may stand for ours later.
+        wait: how it waits.
+        stream: the answer piece by piece, as this face iterates.
+    """
+
+    mem0: Any
+    wait: Waiting
+    stream: Callable[..., Iterator[ReplyChunk] | AsyncIterator[ReplyChunk]]
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+async def add(
+    kind: Kind,
+    memory: Any,
+    messages: Any,
+    ids: Ids,
+    metadata: dict[str, Any] | None,
+    timestamp: Any,
+    **mem0s_own: Any,
+) -> Any:
+    core = core_of(memory)
+    if core is None:
+        return await kind.wait.result(
+            kind.mem0.add(memory, messages, metadata=metadata, timestamp=timestamp, **ids, **mem0s_own)
+        )
+    when = _moment(timestamp)
+    turns = []
+    if isinstance(messages, str | dict | list):  # mem0 refuses what is none
+        _build_filters_and_metadata(**ids)  # refuses a bad scope before anything is logged
+        turns = new_turns(messages, metadata, when)
+    if when is not None:
+        metadata = {"created_at": when.isoformat(), **(metadata or {})}
+    async with kind.wait.within(core.writes.saying(Scope.of(ids), turns)):
+        return await kind.wait.result(kind.mem0.add(memory, messages, metadata=metadata, **ids, **mem0s_own))
+
+
+async def change(kind: Kind, memory: Any, method: str, *args: Any, **options: Any) -> Any:
+    """mem0's `update`, `delete` or `delete_all`. What they make forgotten is taken from the engine
+    when they end."""
+    core = core_of(memory)
+    body = getattr(kind.mem0, method)
+    if core is None:
+        return await kind.wait.result(body(memory, *args, **options))
+    async with kind.wait.within(core.writes.collected()):
+        return await kind.wait.result(body(memory, *args, **options))
+
+
+async def reset(kind: Kind, memory: Any) -> Any:
+    """mem0's `reset`. Its async one closes an embedded Qdrant before it turns to the entities, which then stay,
+    so they go first."""
+    if core_of(memory) is not None and memory._entity_store is not None:
+        await kind.wait.call(memory._entity_store.reset)
+        memory._entity_store = None
+    return await change(kind, memory, "reset")
+
+
+async def flush(kind: Kind, memory: Any, progress: Progress | None, timeout: float | None) -> None:
+    await kind.wait.call(behind(memory).encoder.flush, progress, timeout)
+
+
+# -- asking --------------------------------------------------------------------------------------------------
+
+
+async def chat(
+    kind: Kind,
+    memory: Any,
+    messages: Messages,
+    ids: Ids,
+    *,
+    k: int | None,
+    stream: bool,
+    max_tokens: int,
+    inject: bool,
+    session: Any,
+    filters: Filters | None,
+    options: SamplingOptions | None,
+) -> Any:
+    if never_had_core(memory):
+        return await kind.wait.result(kind.mem0.chat(memory, messages))  # which mem0 has not
+    called = perf_counter()
+    options = replace(options or SamplingOptions(), max_tokens=max_tokens)
+    if session is not None:
+        text = question(conversation(messages))
+        if stream:
+            return session.stream(text, options=options, inject=inject)
+        return await kind.wait.result(session.chat(text, options=options, inject=inject))
+    prepared = await prepare(kind, memory, messages, ids, k=k, max_tokens=max_tokens, filters=filters)
+    recall = behind(memory).recall
+    if stream:
+        return kind.stream(recall, prepared, options, inject=inject, called=called)
+    return await recall.answer(kind.wait, prepared, options, inject=inject, called=called)
+
+
+async def prepare(
+    kind: Kind,
+    memory: Any,
+    messages: Messages,
+    ids: Ids,
+    *,
+    k: int | None,
+    max_tokens: int,
+    filters: Filters | None,
+) -> Prepared:
+    core = behind(memory)
+    said = conversation(messages)
+    text = question(said)
+    started = perf_counter()
+    results = await search(kind, memory, text, ids, core.injection.k if k is None else k, filters)
+    search_s = perf_counter() - started
+    return await kind.wait.call(
+        core.recall.prepare, said, results, Scope.of(ids), max_tokens=max_tokens, search_s=search_s
+    )
+
+
+async def search(
+    kind: Kind, memory: Any, text: str, ids: Ids, k: int, filters: Filters | None
+) -> Sequence[Result]:
+    """mem0's own search for a prompt, without its threshold: k memories come if there are k."""
+    wanted = {**(filters or {}), **{name: value for name, value in ids.items() if value is not None}}
+    token = _recalling.set(True)
+    try:
+        found = await kind.wait.result(memory.search(text, filters=wanted, top_k=k, threshold=0.0))
+        results: Sequence[Result] = found["results"]
+        return results
+    finally:
+        _recalling.reset(token)
+
+
+def threshold_of_search(threshold: float | None) -> float | None:
+    """What mem0's search is to cut off. Cosines may be negative, and mem0 takes no threshold under 0."""
+    return -1.0 if _recalling.get() else threshold
+
+
+# -- lifetime ------------------------------------------------------------------------------------------------
+
+
+def behind(memory: Any) -> Core:
+    """The core of a memory that must have one."""
+    core = core_of(memory)
+    if core is None:
+        state = "has no vector store behind it" if never_had_core(memory) else "is closed"
+        raise RuntimeError(f"this memory {state}: open another one")
+    return core
+
+
+def close(kind: Kind, memory: Any) -> None:
+    core = core_of(memory)
+    if core is not None:
+        memory._core = None
+        core.close()
+        if getattr(memory.vector_store, "is_local", False):  # mem0 leaves embedded Qdrant locked
+            memory.vector_store.client.close()
+    kind.mem0.close(memory)
+
+
+def _moment(timestamp: Any) -> Any:
+    """`timestamp` as a datetime. Raises ValueError when it is none: a wrong date would go unnoticed."""
+    if timestamp is None:
+        return None
+    when = read_date(timestamp)
+    if when is None:
+        raise ValueError(
+            f"timestamp {timestamp!r} is no moment: pass a datetime, seconds since the epoch, or ISO text"
+        )
+    return when
