@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Slots
 from inferscale_memory.kv.arena import Arena, Rows, Shape
 
@@ -83,7 +82,7 @@ def learn_layout(layer: Any, block_size: int, dtype: torch.dtype) -> PageLayout 
 
 
 class PageWriter:
-    """Writes rotated keys and rows of values into the paged caches of some layers.
+    """Writes rotated keys and rows of values into the paged caches of all layers.
 
     Args:
         layout: of every layer.
@@ -95,26 +94,22 @@ class PageWriter:
         self._caches = caches
         self._move = mover()
 
-    def write(
-        self, layers: range, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots
-    ) -> None:
-        """Into slot `slots[t]` of layer `layers[i]`: `keys[i, t]` and `values[i, rows[t]]`. Both are contiguous,
-        [layers, tokens or rows, kv_heads, head_dim]. Holds no lock of Python's while it works."""
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots) -> None:
+        """Into slot `slots[t]` of layer `l`: `keys[l, t]` and `values[l, rows[t]]`. Both are contiguous,
+        [layers, tokens or rows, kv_heads, head_dim]."""
         layout = self._layout
-        pages = tuple(_bits(cache) for cache in self._caches()[layers.start : layers.stop])
+        pages = tuple(_bits(cache) for cache in self._caches())
         size = (layout.block_size, *keys.shape[2:])
         self._move(_bits(keys), np.arange(len(slots)), pages, slots, *size, *astuple(layout.keys))
         self._move(_bits(values), rows, pages, slots, *size, *astuple(layout.values))
 
 
-def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> tuple[PageWriter, Crew] | None:
-    """A writer whose bits are those of the engine's operator on every layer, and threads for it. None when there is
-    none: then the operator it is."""
+def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> PageWriter | None:
+    """A writer whose bits are those of the engine's operator on every layer, or None: then the operator it is."""
     if arena.device.type != "cpu":
         return None
     try:
-        writer = _prove(arena.shape, layers, block_size)
-        return None if writer is None else (writer, Crew())
+        return _prove(arena.shape, layers, block_size)
     except Exception as error:
         logger.info("inferscale: the paged cache is written by the engine's operator (%r)", error)
         return None
@@ -135,7 +130,7 @@ def _prove(shape: Shape, layers: Sequence[Any], block_size: int) -> PageWriter |
     ours = [torch.randn(layer.kv_cache[:_SCRATCH_BLOCKS].shape).to(shape.dtype) for layer in layers]
     theirs = [cache.clone() for cache in ours]
     writer = PageWriter(layout, lambda: ours)
-    writer.write(range(shape.layers), keys, values, rows, slots)
+    writer.write(keys, values, rows, slots)
     for number, layer in enumerate(layers):
         moved = values[number][torch.from_numpy(rows)]
         layer.impl.do_kv_cache_update(layer, keys[number], moved, theirs[number], torch.from_numpy(slots))
@@ -153,16 +148,24 @@ def _bits(tensor: torch.Tensor) -> NDArray[Any]:
 
 @cache
 def mover() -> Mover:
-    """The kernel, compiled for elements of 16 and of 32 bits. Raises ImportError without numba."""
+    """The kernel, compiled for elements of 16 and of 32 bits. Raises ImportError without numba.
+
+    It runs on OpenMP's threads, and numba and torch load the same OpenMP (GNU's): threads of our own would fight
+    those that torch leaves spinning on their cores for a while after all it does.
+    """
     import numba
     from llvmlite.binding import ffi
 
     # llvmlite's library answers to every name, to `__dict__` as well, and vLLM 0.32 reads the `__dict__` of whatever
     # is imported when another engine starts in this process: let it find a dict.
     ffi.lib._fntab.setdefault("__dict__", {})
+    numba.config.THREADING_LAYER = "omp"
+    # numba counts the cores of the thread that imports it, which vLLM may have bound to one.
+    numba.config.NUMBA_NUM_THREADS = max(numba.config.NUMBA_NUM_THREADS, torch.get_num_threads())
+    numba.set_num_threads(torch.get_num_threads())
     u = np.uint64
 
-    @numba.njit(nogil=True, cache=True)
+    @numba.njit(nogil=True, cache=True, parallel=True)
     def move(  # type: ignore[no-untyped-def]
         source, rows, pages, slots, block_size, heads, dim, base, block, head, slot, step
     ):
@@ -170,7 +173,7 @@ def mover() -> Mover:
         Indices are unsigned, or each would be tested for being negative."""
         width, tokens = heads * dim, len(rows)
         held = len(source) // (len(pages) * width)
-        for layer in range(len(pages)):
+        for layer in numba.prange(len(pages)):
             page = pages[layer]
             t = 0
             while t < tokens:
