@@ -13,6 +13,7 @@ import pytest
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
+from inferscale_memory.connector import page_kernel
 from inferscale_memory.connector.compose import Composer
 from inferscale_memory.connector.metadata import Load
 from inferscale_memory.connector.pages import learn_layout, prove
@@ -146,3 +147,42 @@ def test_an_operator_that_raises_ends_nothing() -> None:
 
     layer.impl = SimpleNamespace(do_kv_cache_update=broken)
     assert prove(filled(shape), [layer], 16) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots"),
+    [([0, ROWS], [16, 17]), ([0, -1], [16, 17]), ([0, 1], [16, 16 * BLOCKS]), ([0, 1], [-1, 16])],
+)
+def test_nothing_is_written_outside_the_cache_or_read_outside_the_arena(
+    rows: list[int], slots: list[int]
+) -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+    arena, layer = filled(shape), Layer(shape, 16)
+    writer = prove(arena, [layer], 16)
+    assert writer is not None
+    before = layer.kv_cache.clone()
+    with pytest.raises(IndexError):
+        writer.write(arena.keys[:, :2].contiguous(), arena.values, np.array(rows), np.array(slots))
+    assert torch.equal(layer.kv_cache, before)
+
+
+def test_a_cache_of_another_kind_than_at_start_up_is_not_written() -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+    arena, layer = filled(shape), Layer(shape, 16)
+    writer = prove(arena, [layer], 16)
+    assert writer is not None
+    layer.kv_cache = layer.kv_cache.transpose(1, 2)
+    with pytest.raises(ValueError, match="start-up"):
+        writer.write(arena.keys[:, :2].contiguous(), arena.values, np.array([0, 1]), np.array([16, 17]))
+
+
+def test_without_numba_or_torchs_openmp_the_operator_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+
+    def missing(*_: Any) -> Any:
+        raise LookupError("torch does not run on GNU's OpenMP")
+
+    for name in ("openmp", "kernel"):
+        with monkeypatch.context() as patch:
+            patch.setattr(page_kernel, name, missing)
+            assert prove(filled(shape), [Layer(shape, 16)], 16) is None
