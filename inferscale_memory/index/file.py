@@ -93,6 +93,7 @@ class FactFile:
             ) from error
         self._reader.execute("PRAGMA query_only = ON")
         self._layout = Layout(int(self._db.execute("PRAGMA page_size").fetchone()[0]))
+        self._asked = dims
         self.dims: int | None = None
         with self._change() as db:
             self.dims = self._settle(db, dims)
@@ -156,6 +157,7 @@ class FactFile:
                 db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", _range(owner))
             db.execute("DELETE FROM owners WHERE collection = ?", (self.collection,))
             db.execute("DELETE FROM collections WHERE name = ?", (self.collection,))
+            self.dims = self._asked
         self._scrub()
 
     def _put(self, work: _Work, id: str, vector: Floats, payload: Mapping[str, Any]) -> None:
