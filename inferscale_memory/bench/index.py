@@ -68,9 +68,9 @@ def _search(folder: Path, rows: int = 1000, k: int = 10, repeat: int = 300) -> d
     for turn in range(repeat + 20):
         query = unit(draw.standard_normal((1, DIMS)).astype(np.float32))
         one = (
-            _seconds(lambda query=query: bare(query[0])),
-            _seconds(lambda query=query: nearest(query, vectors, k)),
-            _seconds(lambda query=query: facts.search(query, k, OWNER)),
+            _seconds(bare, query[0]),
+            _seconds(nearest, query, vectors, k),
+            _seconds(facts.search, query, k, OWNER),
         )
         if turn >= 20:
             times.append(one)
@@ -105,8 +105,8 @@ def _write(folder: Path, rows: int, repeat: int = 7) -> dict[str, float]:
         store.search("", vectors[0], 1, OWNER)
     for row in range(rows, rows + repeat + 1):
         for name, store in stores.items():
-            insert = _seconds(lambda store=store, row=row: _insert(store, row, vectors, payloads, ids))
-            delete = _seconds(lambda store=store, row=row: store.delete(ids[row - rows]))
+            insert = _seconds(_insert, store, row, vectors, payloads, ids)
+            delete = _seconds(store.delete, ids[row - rows])
             if row > rows:
                 times.setdefault(f"{name}_insert", []).append(insert)
                 times.setdefault(f"{name}_delete", []).append(delete)
@@ -172,9 +172,9 @@ def _payload(owner: int, number: int) -> dict[str, Any]:
     }
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[..., object], *args: Any) -> float:
     began = perf_counter()
-    work()
+    work(*args)
     return perf_counter() - began
 
 

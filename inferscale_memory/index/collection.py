@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
 from threading import RLock
@@ -22,16 +23,27 @@ import numpy as np
 from inferscale_memory.errors import StoreError
 from inferscale_memory.index import filters as conditions
 from inferscale_memory.index.file import Changes, FactFile
+from inferscale_memory.index.filters import Condition
 from inferscale_memory.index.records import Floats, Hit
 from inferscale_memory.index.scope import pinned
 from inferscale_memory.index.searcher import EXACT, searcher, unit
 from inferscale_memory.index.slab import Slab
 
 CACHE_BYTES = 512 << 20
-_MOST_KNOWN = 10_000
-"""Of the answers to which owners an id leads to that are remembered until somebody writes."""
+_MOST_PLANS = 10_000
+_LONGEST_PLAN = 1_000
+"""Of the filters that are remembered as they were read, how many there are and how long they are at most."""
 Filters = Mapping[str, Any] | None
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Filters as they were read, and the owners they lead to at a version of the file."""
+
+    condition: Condition
+    ids: tuple[str, list[str]] | None
+    known: tuple[int, list[int]] = (-1, [])
 
 
 class Collection:
@@ -62,7 +74,7 @@ class Collection:
         self._kind = kind
         self._cache_bytes = cache_bytes
         self._slabs: OrderedDict[int, Slab] = OrderedDict()
-        self._known: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._plans: dict[str, _Plan] = {}
         self._held = 0
         self._lock = RLock()
         self._writing = RLock()
@@ -129,22 +141,22 @@ class Collection:
         Raises:
             StoreError: a vector or a filter that cannot be taken.
         """
-        condition = conditions.read(filters)
+        plan = self._plan(filters)
         queries = unit(self._matrix(vectors))
-        found = self._each_owner(filters, lambda slab: slab.search(queries, k, condition))
+        found = self._each_owner(plan, lambda slab: slab.search(queries, k, plan.condition))
         if len(found) == 1:
             return found[0]
         return [_best([one[query] for one in found], k) for query in range(len(queries))]
 
     def search_words(self, query: str, k: int, filters: Filters = None) -> list[Hit]:
         """The `k` facts among those that match which fit the words of `query` best, by BM25."""
-        condition = conditions.read(filters)
-        return _best(self._each_owner(filters, lambda slab: slab.search_words(query, k, condition)), k)
+        plan = self._plan(filters)
+        return _best(self._each_owner(plan, lambda slab: slab.search_words(query, k, plan.condition)), k)
 
     def first(self, k: int | None = None, filters: Filters = None) -> list[Hit]:
         """The first `k` facts that match: owner by owner, oldest first."""
-        condition = conditions.read(filters)
-        found = self._each_owner(filters, lambda slab: slab.first(k, condition))
+        plan = self._plan(filters)
+        found = self._each_owner(plan, lambda slab: slab.first(k, plan.condition))
         return [hit for hits in found for hit in hits][:k]
 
     def _matrix(self, vectors: Any) -> Floats:
@@ -158,22 +170,27 @@ class Collection:
 
     # -- slabs -----------------------------------------------------------------------------------------------
 
-    def _each_owner(self, filters: Filters, work: Callable[[Slab], _T]) -> list[_T]:
-        """`work` on the slab of every owner whose facts `filters` can reach."""
-        version = self.file.version()
-        found = [self._on(owner, work, version) for owner in self._owners(pinned(filters), version)]
-        return [one for one in found if one is not None]
+    def _plan(self, filters: Filters) -> _Plan:
+        """Reading a filter takes a tenth of a search, and most searches repeat one."""
+        text = repr(filters)
+        plan = self._plans.get(text)
+        if plan is None:
+            plan = _Plan(conditions.read(filters), pinned(filters))
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            if len(text) <= _LONGEST_PLAN:
+                self._plans[text] = plan
+        return plan
 
-    def _owners(self, ids: tuple[str, list[str]] | None, version: int) -> list[int]:
-        if ids is None:
-            return self.file.owners(None)
-        key = (ids[0], *ids[1])
-        known = self._known.get(key)
-        if known is None or known[0] != version:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = (version, self.file.owners(ids))
-        return known[1]
+    def _each_owner(self, plan: _Plan, work: Callable[[Slab], _T]) -> list[_T]:
+        """`work` on the slab of every owner whose facts the plan can reach."""
+        version = self.file.version()
+        known, owners = plan.known
+        if known != version:
+            owners = self.file.owners(plan.ids)
+            plan.known = (version, owners)
+        found = [self._on(owner, work, version) for owner in owners]
+        return [one for one in found if one is not None]
 
     def _on(self, owner: int, work: Callable[[Slab], _T], version: int) -> _T | None:
         with self._lock:

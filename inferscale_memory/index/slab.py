@@ -102,7 +102,7 @@ class Slab:
         """For each of the unit vectors `[queries, dims]` the `k` nearest facts that meet `condition`."""
         rows, scores = self._searcher.search(queries, k, condition.mask(self))
         return [
-            [self._hit(row, score) for row, score in zip(mine, theirs, strict=True)]
+            self._hits(mine, theirs)
             for mine, theirs in zip(rows.tolist(), np.minimum(scores, 1.0).tolist(), strict=True)
         ]
 
@@ -111,19 +111,24 @@ class Slab:
         mask = condition.mask(self)
         found = self._words().search(query, k if mask is None else None)
         rows = [(self._row_of[place], score) for place, score in found]
-        return [self._hit(row, score) for row, score in rows if mask is None or mask[row]][:k]
+        best = [one for one in rows if mask is None or mask[one[0]]][:k]
+        return self._hits([row for row, _ in best], [score for _, score in best])
 
     def first(self, k: int | None, condition: Condition) -> list[Hit]:
         """The first `k` facts that meet `condition`, oldest first."""
         rows = self._rows(condition.mask(self))
-        return [self._hit(row, None) for row in sorted(rows, key=lambda row: self._places[row])[:k]]
+        first = sorted(rows, key=lambda row: self._places[row])[:k]
+        return self._hits(first, [None] * len(first))
 
     def _rows(self, mask: Mask) -> list[int]:
         return list(range(len(self))) if mask is None else np.flatnonzero(mask).tolist()
 
-    def _hit(self, row: int, score: float | None) -> Hit:
-        payload = self._payloads[row]
-        return Hit(self._ids[row], score, payload.copy() if self._flat[row] else _copy(payload))
+    def _hits(self, rows: Sequence[int], scores: Sequence[float | None]) -> list[Hit]:
+        ids, payloads, flat = self._ids, self._payloads, self._flat
+        return [
+            Hit(ids[row], score, payloads[row].copy() if flat[row] else _copy(payloads[row]))
+            for row, score in zip(rows, scores, strict=True)
+        ]
 
     def _words(self) -> Keywords:
         if self._keywords is None:
