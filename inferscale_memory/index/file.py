@@ -29,6 +29,8 @@ _FORMAT = 1
 _APPLICATION = 0x1F5CA1E  # PRAGMA application_id: whose file this is
 _PATIENCE = 30.0
 """Seconds to wait for another process to end its transaction."""
+_SCRUB_PATIENCE = 5.0
+"""Seconds to wait for another process to end its reading."""
 _SHIFT = 32
 _SCHEMA = """
 CREATE TABLE collections (
@@ -94,9 +96,9 @@ class FactFile:
         self._reader.execute("PRAGMA query_only = ON")
         self._layout = Layout(int(self._db.execute("PRAGMA page_size").fetchone()[0]))
         self._asked = dims
-        self.dims: int | None = None
+        self._dims: int | None = None
         with self._change() as db:
-            self.dims = self._settle(db, dims)
+            self._dims = self._settle(db, dims)
         self._scrub()  # what a process that was killed has left in the log
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class FactFile:
         """Write facts, each in the place of what had its id before. Vectors are `[facts, dims]`."""
         with self._change() as db:
             work = _Work(db, self.collection)
-            self.dims = self._settle(db, vectors.shape[1])
+            self._dims = self._settle(db, vectors.shape[1])
             for id, vector, payload in zip(ids, vectors, payloads, strict=True):
                 self._put(work, id, vector, payload)
             changes = work.finish()
@@ -157,7 +159,7 @@ class FactFile:
                 db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", _range(owner))
             db.execute("DELETE FROM owners WHERE collection = ?", (self.collection,))
             db.execute("DELETE FROM collections WHERE name = ?", (self.collection,))
-            self.dims = self._asked
+            self._dims = self._asked
         self._scrub()
 
     def _put(self, work: _Work, id: str, vector: Floats, payload: Mapping[str, Any]) -> None:
@@ -217,6 +219,14 @@ class FactFile:
                 query = f"SELECT DISTINCT place >> {_SHIFT} FROM facts WHERE {name} = ?"
                 rows = [row for value in values for row in self._read(query, self._key(name, value))]
         return sorted({int(row[0]) for row in rows})
+
+    @property
+    def dims(self) -> int | None:
+        """The length of the collection's vectors; None while that is open."""
+        if self._dims is None:
+            rows = self._read("SELECT dims FROM collections WHERE name = ?", self.collection)
+            self._dims = int(rows[0][0]) if rows else None
+        return self._dims
 
     def count(self) -> int:
         """How many facts the collection holds."""
@@ -304,7 +314,11 @@ class FactFile:
         with self._lock:
             if not needed and not self._unscrubbed:
                 return
-            self._unscrubbed = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _SCRUB_PATIENCE)}")
+            try:
+                self._unscrubbed = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
         if self._unscrubbed:
             log.warning(
                 "%s is being read by another process that does not end: what was just deleted stays in its "

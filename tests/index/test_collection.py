@@ -165,6 +165,15 @@ def test_a_collection_is_not_opened_for_vectors_of_another_length(path: Path, fa
         Collection(path, "facts", dims=3)
 
 
+def test_the_first_vector_decides_whoever_brings_it(path: Path) -> None:
+    one, two = Collection(path, "open"), Collection(path, "open")
+    assert one.search([[1.0, 2.0]], 1) == [[]]
+    two.put(["a"], [[1.0, 0.0, 0.0]], [fact("text")])
+    with pytest.raises(StoreError, match="2 numbers cannot be compared"):
+        one.search([[1.0, 2.0]], 1)
+    assert ids(one.search([[1.0, 2.0, 0.0]], 1)[0]) == ["a"]
+
+
 def test_a_zero_vector_is_similar_to_nothing(facts: Collection) -> None:
     facts.put(["a"], [[0.0] * DIMS], [fact("text")])
     assert facts.search([vector(1)], 1)[0][0].score == 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inferscale_memory.index import Collection
+from inferscale_memory.index import Collection, file
 from tests.index.facts import DIMS, fact, vector
 
 
@@ -118,13 +118,16 @@ def test_what_a_killed_process_left_in_the_log_is_gone_when_the_file_is_opened(f
 
 
 def test_a_reader_that_does_not_end_is_said_and_caught_up_with(
-    folder: Path, facts: Collection, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    facts: Collection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(file, "_SCRUB_PATIENCE", 0.05)
     facts.put(["a", "b"], [vector(1), vector(2)], [fact("secretword"), fact("other")])
     reader = sqlite3.connect(folder / "facts.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM facts").fetchone()
-    facts.file._db.execute("PRAGMA busy_timeout = 50")
     facts.delete(["a"])
     assert facts.get("a") is None, "it is deleted nevertheless"
     assert "does not end" in caplog.text

@@ -64,6 +64,20 @@ def test_sixteen_threads_never_see_a_text_with_another_texts_vector(tmp_path: Pa
         assert {f"{hit.id} {hit.payload['data']}" for hit in store.first()} == wanted
 
 
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    for round in range(5):
+        path = tmp_path / str(round)
+
+        def work(thread: int, path: Path = path) -> None:
+            facts = Collection(path, f"facts{thread % 3}", dims=DIMS)
+            facts.put([str(thread)], [vector_of("x")], [fact("x")])
+            facts.close()
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(work, range(THREADS)))
+        assert sum(Collection(path, f"facts{n}").file.count() for n in range(3)) == THREADS
+
+
 CHILD = """
 import sys, json, random
 from inferscale_memory.index import Collection
