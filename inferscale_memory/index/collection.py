@@ -11,9 +11,10 @@ slabs. So searches go on while a write waits for the disk.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
@@ -143,7 +144,7 @@ class Collection:
         """
         plan = self._plan(filters)
         queries = unit(self._matrix(vectors))
-        found = self._each_owner(plan, lambda slab: slab.search(queries, k, plan.condition))
+        found = list(self._each_owner(plan, lambda slab: slab.search(queries, k, plan.condition)))
         if len(found) == 1:
             return found[0]
         return [_best([one[query] for one in found], k) for query in range(len(queries))]
@@ -151,13 +152,15 @@ class Collection:
     def search_words(self, query: str, k: int, filters: Filters = None) -> list[Hit]:
         """The `k` facts among those that match which fit the words of `query` best, by BM25."""
         plan = self._plan(filters)
-        return _best(self._each_owner(plan, lambda slab: slab.search_words(query, k, plan.condition)), k)
+        return _best(
+            list(self._each_owner(plan, lambda slab: slab.search_words(query, k, plan.condition))), k
+        )
 
     def first(self, k: int | None = None, filters: Filters = None) -> list[Hit]:
         """The first `k` facts that match: owner by owner, oldest first."""
         plan = self._plan(filters)
         found = self._each_owner(plan, lambda slab: slab.first(k, plan.condition))
-        return [hit for hits in found for hit in hits][:k]
+        return list(islice((hit for hits in found for hit in hits), k))  # no more owners than it takes
 
     def _matrix(self, vectors: Any) -> Floats:
         matrix = _matrix(vectors)
@@ -182,15 +185,17 @@ class Collection:
                 self._plans[text] = plan
         return plan
 
-    def _each_owner(self, plan: _Plan, work: Callable[[Slab], _T]) -> list[_T]:
+    def _each_owner(self, plan: _Plan, work: Callable[[Slab], _T]) -> Iterator[_T]:
         """`work` on the slab of every owner whose facts the plan can reach."""
         version = self.file.version()
         known, owners = plan.known
         if known != version:
             owners = self.file.owners(plan.ids)
             plan.known = (version, owners)
-        found = [self._on(owner, work, version) for owner in owners]
-        return [one for one in found if one is not None]
+        for owner in owners:
+            found = self._on(owner, work, version)
+            if found is not None:
+                yield found
 
     def _on(self, owner: int, work: Callable[[Slab], _T], version: int) -> _T | None:
         with self._lock:
@@ -227,12 +232,14 @@ class Collection:
                 slab = self._slabs.get(owner)
                 if slab is None or slab.changes == change.after:
                     continue
+                if change.after is None or slab.changes != change.before:
+                    self._drop(owner)
+                    continue
+                del self._slabs[owner]  # a slab that fails halfway is not looked at again
                 self._held -= slab.nbytes
-                if change.after is not None and slab.changes == change.before:
-                    slab.follow(change)
-                    self._held += slab.nbytes
-                else:
-                    self._slabs.pop(owner).close()
+                slab.follow(change)
+                self._slabs[owner] = slab
+                self._held += slab.nbytes
             self._evict()
 
     def _evict(self) -> None:

@@ -5,6 +5,7 @@ It only translates mem0's calls. The parameter names are mem0's, which passes th
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -61,9 +62,15 @@ class Store(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         """The facts nearest to each of many vectors, in one pass."""
         return self.client.search(vectors_list, top_k, filters) if len(vectors_list) else []
 
-    def keyword_search(self, query: str, top_k: int = 5, filters: Filters = None) -> Sequence[Hit]:
-        """The facts that fit the words of `query` best. The score is BM25's, not bounded, larger is better."""
-        return self.client.search_words(query, top_k, filters)
+    def keyword_search(self, query: str, top_k: int = 5, filters: Filters = None) -> Sequence[Hit] | None:
+        """The facts that fit the words of `query` best. The score is BM25's, not bounded, larger is better.
+        None where SQLite has no FTS5: mem0 then goes by vectors alone."""
+        try:
+            return self.client.search_words(query, top_k, filters)
+        except sqlite3.OperationalError as error:
+            if "no such module: fts5" in str(error):
+                return None
+            raise
 
     def delete(self, vector_id: str) -> None:
         """Delete a fact; its bytes are gone from the disk when this returns."""

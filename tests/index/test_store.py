@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mem0.utils.factory import EmbedderFactory
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.errors import StoreError
+from inferscale_memory.index.keywords import Keywords
 from inferscale_memory.index.store import Store
 from tests.memory.hashing import DIMENSIONS
 
@@ -121,6 +123,17 @@ def test_search_is_hybrid(mem0: Any) -> None:
     best = mem0.search("ferry Porto", filters=ADA, explain=True, threshold=0)["results"][0]
     assert best["memory"] == "The ferry to Porto leaves at noon"
     assert best["score_details"]["bm25_score"] > 0.3
+
+
+def test_where_sqlite_has_no_fts5_vectors_alone_decide(mem0: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(mem0, "I like tea")
+
+    def missing(self: Keywords) -> None:
+        raise sqlite3.OperationalError("no such module: fts5")
+
+    monkeypatch.setattr(Keywords, "__init__", missing)
+    assert mem0.vector_store.keyword_search("tea", filters=ADA) is None
+    assert texts(mem0.search("tea", filters=ADA)) == ["I like tea"]
 
 
 def test_deleting_everything_of_somebody_leaves_nothing_over(mem0: Any) -> None:
