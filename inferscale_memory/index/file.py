@@ -113,10 +113,11 @@ class FactFile:
         """Write facts, each in the place of what had its id before. Vectors are `[facts, dims]`."""
         with self._change() as db:
             work = _Work(db, self.collection)
-            self._dims = self._settle(db, vectors.shape[1])
+            dims = self._settle(db, vectors.shape[1])
             for id, vector, payload in zip(ids, vectors, payloads, strict=True):
                 self._put(work, id, vector, payload)
             changes = work.finish()
+        self._dims = dims
         self._scrub(work.replaced)
         return changes
 
@@ -159,7 +160,7 @@ class FactFile:
                 db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", _range(owner))
             db.execute("DELETE FROM owners WHERE collection = ?", (self.collection,))
             db.execute("DELETE FROM collections WHERE name = ?", (self.collection,))
-            self._dims = self._asked
+        self._dims = self._asked
         self._scrub()
 
     def _put(self, work: _Work, id: str, vector: Floats, payload: Mapping[str, Any]) -> None:
