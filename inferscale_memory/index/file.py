@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
+from time import monotonic, sleep
 from typing import Any
 
 from inferscale_memory.errors import StoreError
@@ -31,6 +32,8 @@ _PATIENCE = 30.0
 """Seconds to wait for another process to end its transaction."""
 _SCRUB_PATIENCE = 5.0
 """Seconds to wait for another process to end its reading."""
+_PAUSE = 0.002
+"""Seconds between tries where SQLite itself does not wait."""
 _SHIFT = 32
 _SCHEMA = """
 CREATE TABLE collections (
@@ -249,8 +252,17 @@ class FactFile:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        deadline = monotonic() + _PATIENCE
+        while True:  # SQLite does not wait for another connection that makes the same switch either
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                    db.close()
+                    raise
+                sleep(_PAUSE)
         for pragma in (
-            "journal_mode = WAL",
             "synchronous = FULL",
             "secure_delete = ON",
             "temp_store = MEMORY",
@@ -315,14 +327,20 @@ class FactFile:
         with self._lock:
             if not needed and not self._unscrubbed:
                 return
+            # SQLite does not wait for another connection's checkpoint, whatever its timeout: it says "busy".
+            deadline = monotonic() + _SCRUB_PATIENCE
             self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _SCRUB_PATIENCE)}")
             try:
-                self._unscrubbed = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+                while busy := self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    if monotonic() > deadline:
+                        break
+                    sleep(_PAUSE)
+                self._unscrubbed = bool(busy)
             finally:
                 self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
         if self._unscrubbed:
             log.warning(
-                "%s is being read by another process that does not end: what was just deleted stays in its "
+                "%s is being read by somebody who does not end: what was just deleted stays in its "
                 "write-ahead log until the next change",
                 self.path,
             )

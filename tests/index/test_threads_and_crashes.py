@@ -12,6 +12,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
+import pytest
 
 from inferscale_memory.index import Collection
 from tests.index.facts import DIMS, fact
@@ -64,8 +65,30 @@ def test_sixteen_threads_never_see_a_text_with_another_texts_vector(tmp_path: Pa
         assert {f"{hit.id} {hit.payload['data']}" for hit in store.first()} == wanted
 
 
+def test_deletes_at_once_on_many_connections_all_empty_the_log_before_they_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite answers a second checkpoint with "busy" at once: taken for an answer, it leaves text behind."""
+    path = tmp_path / "f"
+    Collection(path, "facts0", dims=DIMS)
+
+    def work(number: int) -> int:
+        left = 0
+        for step in range(15):
+            facts = Collection(path, f"facts{number}", dims=DIMS)
+            facts.put([f"{step}"], [vector_of("x")], [fact(f"word{number}x{step}")])
+            facts.delete([f"{step}"])
+            left += facts.file._unscrubbed
+            facts.close()
+        return left
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert sum(pool.map(work, range(THREADS))) == 0
+    assert not caplog.records
+
+
 def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
-    for round in range(5):
+    for round in range(15):
         path = tmp_path / str(round)
 
         def work(thread: int, path: Path = path) -> None:
