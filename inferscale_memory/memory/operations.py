@@ -17,6 +17,7 @@ from typing import Any
 from mem0.memory.main import _build_filters_and_metadata
 
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.index.collection import Collection
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.instance import core_of, never_had_core
@@ -190,8 +191,10 @@ def close(kind: Kind, memory: Any) -> None:
     if core is not None:
         memory._core = None
         core.close()
-        if getattr(memory.vector_store, "is_local", False):  # mem0 leaves embedded Qdrant locked
-            memory.vector_store.client.close()
+        for name in ("vector_store", "_entity_store"):  # mem0 leaves both open, and an embedded Qdrant locked
+            store = memory.__dict__.get(name)
+            if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
+                store.client.close()
     kind.mem0.close(memory)
 
 
