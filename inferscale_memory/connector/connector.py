@@ -1,6 +1,7 @@
 """vLLM's KV-connector interface: hands each call to the side it belongs to.
 
-No callback raises: whatever goes wrong ends in prefilled text, never in a lost engine or a wrong answer.
+Whatever goes wrong ends in prefilled text, never in a lost engine or a wrong answer. Only where going on would be a
+wrong answer may a callback raise.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._guarded(None, lambda: side.observe(report))
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:
             manager = self._kv_cache_manager
+            # Not guarded: wrong blocks would be left in the prefix cache.
             bad = side.loads_failed(report.failed_loads, lambda name: manager.get_block_ids(name)[0])
             manager.evict_blocks(bad | set(connector_output.invalid_block_ids or ()))
 
@@ -228,12 +230,12 @@ def _block_size(vllm_config: Any, kv_cache_config: Any) -> int:
 
 def _loads_ahead(vllm_config: Any, kv_cache_config: Any) -> bool:
     """Whether a request has to wait a step for its load. It needs not where vLLM, told of a load that failed in the
-    very step that reads it, takes everything back that was computed from it."""
+    very step that reads it, takes everything back that was computed from it: that takes one step at a time."""
     windows = [
         getattr(group.kv_cache_spec, "sliding_window", None) for group in kv_cache_config.kv_cache_groups
     ]
     return bool(
-        vllm_config.scheduler_config.async_scheduling
+        vllm_config.max_concurrent_batches > 1  # async scheduling, or the stages of a pipeline
         or vllm_config.use_v2_model_runner
         or any(window is not None for window in windows)
     )

@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 ORDER = (
@@ -40,23 +38,17 @@ Strides are in elements."""
 
 @cache
 def openmp() -> Callable[..., None]:
-    """`GOMP_parallel(function, data, threads, flags)` of the OpenMP that torch runs on. Raises LookupError where that
-    is not GNU's, or this is not Linux."""
-    packages = Path(torch.__file__).parent.parent
+    """`GOMP_parallel(function, data, threads, flags)` of the OpenMP that torch runs on: GNU's, or LLVM's, which has it
+    too. Raises LookupError where there is none."""
     try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError as error:
-        raise LookupError("there is no list of the libraries of this process") from error
-    for path in sorted({Path(line.split(maxsplit=5)[-1]) for line in maps.splitlines()}):
-        # torch's wheels bring it along, in torch/lib or torch.libs; other packages bring others.
-        if path.name.startswith("libgomp") and any(
-            packages / name in path.parents for name in ("torch", "torch.libs")
-        ):
-            parallel: Any = ctypes.CDLL(str(path)).GOMP_parallel
-            parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-            parallel.restype = None
-            return parallel  # type: ignore[no-any-return]
-    raise LookupError("torch does not run on GNU's OpenMP")
+        parallel: Any = ctypes.CDLL(
+            None
+        ).GOMP_parallel  # torch loads its OpenMP for everybody, or it was preloaded
+    except (AttributeError, OSError) as error:
+        raise LookupError("torch does not run on an OpenMP that has GNU's entry points") from error
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return parallel  # type: ignore[no-any-return]
 
 
 def run(bits: int, told: NDArray[np.int64], threads: int) -> None:
@@ -77,6 +69,21 @@ def kernel(bits: int) -> Any:
     # is imported when another engine starts in this process: let it find a dict.
     ffi.lib._fntab.setdefault("__dict__", {})
     u, element = np.uint64, np.dtype(f"uint{bits}")
+    count, first_stride = len(ORDER), ORDER.index("key_base")
+    (
+        _,
+        layers_at,
+        tokens_at,
+        heads_at,
+        dim_at,
+        block_size_at,
+        held_at,
+        keys_at,
+        values_at,
+        rows_at,
+        slots_at,
+        pages_at,
+    ) = range(first_stride)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def at(context: Any, address: Any) -> Any:
@@ -126,22 +133,24 @@ def kernel(bits: int) -> Any:
                             page[b + d * u(step) + j] = source[a + d + j * u(width)]
             t += run
 
+    @numba.njit  # type: ignore[untyped-decorator]
+    def strides(told: Any, i: Any) -> Any:
+        return told[i], told[i + 1], told[i + 2], told[i + 3], told[i + 4]
+
     @numba.cfunc(types.void(types.CPointer(types.int64)))  # type: ignore[untyped-decorator]
     def work(pointer: Any) -> None:
         """What every thread of the team does: one layer after another, until none is left."""
-        told = numba.carray(pointer, 22)
-        layers, tokens, held = told[1], told[2], told[6]
-        sizes = (tokens, told[3], told[4], told[5])
-        row = told[3] * told[4]
-        keys = numba.carray(at(told[7]), layers * tokens * row, element)
-        values = numba.carray(at(told[8]), layers * held * row, element)
-        rows, slots = (
-            numba.carray(at(told[9]), tokens, np.int64),
-            numba.carray(at(told[10]), tokens, np.int64),
-        )
-        pages = numba.carray(at(told[11]), layers, np.int64)
-        key_strides = (told[12], told[13], told[14], told[15], told[16])
-        value_strides = (told[17], told[18], told[19], told[20], told[21])
+        told = numba.carray(pointer, count)
+        layers, tokens, held = told[layers_at], told[tokens_at], told[held_at]
+        sizes = (tokens, told[heads_at], told[dim_at], told[block_size_at])
+        row = told[heads_at] * told[dim_at]
+        keys = numba.carray(at(told[keys_at]), layers * tokens * row, element)
+        values = numba.carray(at(told[values_at]), layers * held * row, element)
+        rows = numba.carray(at(told[rows_at]), tokens, np.int64)
+        slots = numba.carray(at(told[slots_at]), tokens, np.int64)
+        pages = numba.carray(at(told[pages_at]), layers, np.int64)
+        key_strides = strides(told, first_stride)
+        value_strides = strides(told, first_stride + 5)
         while True:
             layer = next_of(told.ctypes.data)
             if layer >= layers:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from inferscale_memory.connector import page_kernel
+from inferscale_memory.connector.check import Noise
 from inferscale_memory.connector.metadata import Slots
 from inferscale_memory.kv.arena import Arena, Rows, Shape
 
@@ -52,6 +53,9 @@ def learn_layout(layer: Any, block_size: int, dtype: torch.dtype) -> PageLayout 
     cache = layer.kv_cache
     if cache.dtype != dtype or dtype.itemsize not in _UNSIGNED or not cache.is_contiguous():
         return None  # quantized, or spread over memory
+    page = 2 * layer.num_kv_heads * layer.head_size * block_size
+    if len(cache) < _SCRATCH_BLOCKS or cache[0].numel() != page:
+        return None  # the operator does not look where it writes: its blocks must be those we think of
     scratch = torch.zeros_like(cache[:_SCRATCH_BLOCKS])
 
     def place(number: int, slot: int, head: int, dim: int) -> int:
@@ -75,9 +79,10 @@ def learn_layout(layer: Any, block_size: int, dtype: torch.dtype) -> PageLayout 
         )
 
     try:
-        return PageLayout(block_size, strides(0), strides(1))
+        layout = PageLayout(block_size, strides(0), strides(1))
     except LookupError:
         return None
+    return layout if {layout.keys.block, layout.values.block} == {page} else None
 
 
 class PageWriter:
@@ -85,12 +90,17 @@ class PageWriter:
 
     Args:
         layout: of every layer.
+        shape: of the arena's rows.
         caches: the layers' paged caches, asked for at each write.
     """
 
-    def __init__(self, layout: PageLayout, caches: Callable[[], Sequence[torch.Tensor]]) -> None:
+    def __init__(
+        self, layout: PageLayout, shape: Shape, caches: Callable[[], Sequence[torch.Tensor]]
+    ) -> None:
         self._layout = layout
+        self._shape = shape
         self._caches = caches
+        self._page = caches()[0].shape[1:]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots) -> None:
         """Into slot `slots[t]` of layer `l`: `keys[l, t]` and `values[l, rows[t]]`. Both are contiguous,
@@ -99,12 +109,21 @@ class PageWriter:
         Raises:
             IndexError, ValueError: a slot or row is outside, or the cache has changed: the kernel writes raw memory.
         """
+        shape, caches = self._shape, self._caches()
         layers, tokens, heads, dim = keys.shape
-        caches = self._caches()
-        pages = {(cache.dtype, cache.shape, cache.is_contiguous()) for cache in caches}
-        if pages != {(keys.dtype, caches[0].shape, True)}:
-            raise ValueError("the paged cache is not what it was at start-up")
-        stop = len(caches[0]) * self._layout.block_size
+        row = (shape.kv_heads, shape.head_dim)
+        whole = all(
+            tensor.dtype == shape.dtype and tensor.is_contiguous() for tensor in (keys, values, *caches)
+        )
+        if not (
+            whole
+            and layers == len(values) == len(caches) == shape.layers
+            and keys.shape[2:] == values.shape[2:] == row
+            and all(cache.shape[1:] == self._page for cache in caches)
+            and tokens == len(rows) == len(slots)
+        ):
+            raise ValueError("keys, values or the paged cache are not what they were at start-up")
+        stop = min(len(cache) for cache in caches) * self._layout.block_size
         if not _within(slots, stop) or not _within(rows, values.shape[1]):
             raise IndexError("a slot outside the paged cache, or a row outside the arena")
         rows, slots = (np.ascontiguousarray(index, dtype=np.int64) for index in (rows, slots))
@@ -156,12 +175,14 @@ def _prove(shape: Shape, layers: Sequence[Any], block_size: int) -> PageWriter |
     rows, slots = draw.permutation(tokens), np.arange(block_size - 3, 3 * block_size + 2)
     rows[: tokens // 2].sort()
     slots[-tokens // 4 :] = draw.permutation(slots[-tokens // 4 :])
+    noise = Noise(torch.device("cpu"))
     keys, values = (
-        torch.randn(shape.layers, tokens, shape.kv_heads, shape.head_dim).to(shape.dtype) for _ in "kv"
+        noise.normal(torch.empty(shape.layers, tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype))
+        for _ in "kv"
     )
-    ours = [torch.randn(layer.kv_cache[:_SCRATCH_BLOCKS].shape).to(shape.dtype) for layer in layers]
+    ours = [noise.normal(layer.kv_cache[:_SCRATCH_BLOCKS]) for layer in layers]
     theirs = [cache.clone() for cache in ours]
-    writer = PageWriter(layout, lambda: ours)
+    writer = PageWriter(layout, shape, lambda: ours)
     writer.write(keys, values, rows, slots)
     for number, layer in enumerate(layers):
         moved = values[number][torch.from_numpy(rows)]

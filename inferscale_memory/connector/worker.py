@@ -1,7 +1,8 @@
 """The worker side: obeys the orders of each step and reports. It decides nothing.
 
-A step on one rank: moves between tiers, loads into the paged cache, the forward (with hooks where an encode is to be
-caught), a report. The first step that has tokens is also the start-up check.
+A step on one rank: moves between tiers, the forward (with hooks where an encode is to be caught), and loads into the
+paged cache before it, or behind it where their requests wait; then a report. The first step that has tokens is also
+the start-up check.
 """
 
 from __future__ import annotations
@@ -97,6 +98,12 @@ class WorkerSide:
             logger.exception("inferscale: moving blobs between tiers failed")
             self.composer = None
             self._settle(f"moving blobs between tiers failed ({error!r}); restart the engine")
+        try:
+            self._stand_ready(orders, context)
+        except Exception:  # without hooks the captures of this step are reported as lost
+            logger.exception("inferscale: a step cannot be followed")
+
+    def _stand_ready(self, orders: Orders, context: Any) -> None:
         if context is None or not context.attn_metadata:  # nothing to follow: no forward, or a replayed graph
             return
         if not self._checked and self._may_check(context):

@@ -201,7 +201,11 @@ class Rank:
 
 
 class Simulation:
-    """One engine. Every option has the value of a small one."""
+    """One engine. Every option has the value of a small one.
+
+    With `asynchronous` scheduling one step is in flight while the next is scheduled, with `stages` of a pipeline one
+    for each stage but the last.
+    """
 
     def __init__(
         self,
@@ -216,6 +220,7 @@ class Simulation:
         runner: str = "v1",
         window: int | None = None,
         asynchronous: bool = False,
+        stages: int = 1,
         caching: bool = True,
         start: bool = True,
     ) -> None:
@@ -250,7 +255,11 @@ class Simulation:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_size, sha256) if caching else None
         # vLLM refuses the newer runner where there is no Triton; its scheduler needs none.
-        with patch.object(VllmConfig, "use_v2_model_runner", runner == "v2"):
+        self._ahead = 1 if asynchronous else stages - 1
+        with (
+            patch.object(VllmConfig, "use_v2_model_runner", runner == "v2"),
+            patch.object(VllmConfig, "max_concurrent_batches", self._ahead + 1),
+        ):
             self.scheduler: Any = (AsyncScheduler if asynchronous else Scheduler)(
                 vllm_config=config,
                 kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
@@ -269,7 +278,6 @@ class Simulation:
         self.replies: dict[str, dict[str, Any]] = {}
         self.generated: dict[str, list[int]] = {}
         self.finished: set[str] = set()
-        self._ahead = 1 if asynchronous else 0
         self._flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self._scrubbed: set[int] = set()
         self._serial = 0

@@ -186,3 +186,30 @@ def test_without_numba_or_torchs_openmp_the_operator_it_is(monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             patch.setattr(page_kernel, name, missing)
             assert prove(filled(shape), [Layer(shape, 16)], 16) is None
+
+
+def test_proving_draws_nothing_from_the_generator_the_engine_samples_with() -> None:
+    shape = Shape(2, 2, 32, torch.float32)
+    layers = [Layer(shape, 16), Layer(shape, 16)]
+    before = torch.get_rng_state()
+    assert prove(filled_quietly(shape), layers, 16) is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def filled_quietly(shape: Shape) -> Arena:
+    arena = Arena(shape, ROWS)
+    arena.keys.fill_(1.0)
+    arena.values.fill_(2.0)
+    return arena
+
+
+def test_the_operator_is_not_let_loose_on_blocks_of_another_size() -> None:
+    """It does not look where it writes: the memory behind a scratch of smaller blocks would be lost."""
+    shape = Shape(1, 2, 32, torch.float32)
+    layer = Layer(shape, 32)
+    calls: list[Any] = []
+    layer.impl = SimpleNamespace(do_kv_cache_update=lambda *args: calls.append(args))
+    assert learn_layout(layer, 256, torch.float32) is None
+    layer.kv_cache = layer.kv_cache[:1].clone()
+    assert learn_layout(layer, 32, torch.float32) is None
+    assert calls == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferscale_memory.connector import protocol
+from inferscale_memory.connector import check, protocol
 from inferscale_memory.connector.protocol import Encode, Probe
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
@@ -194,3 +194,24 @@ def test_a_move_between_tiers_that_fails_ends_injection_and_not_the_engine(
         assert all("moving blobs" in answer.reply["refused"] for answer in after)
         assert all(same(answer, expected) for answer, expected in zip(after, plain, strict=True))
         assert "moving blobs" in rig.ask(Probe("alice"), (7, 8, 9))["unsupported"]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_start_up_check_draws_nothing_from_the_generator_the_engine_samples_with(
+    model: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    """Ranks sample for themselves: one whose check ends early would sample other tokens from then on."""
+    real, drawn = check.StartupCheck.verdict, []
+
+    def watched(self, *args, **options):
+        before = torch.get_rng_state()
+        problem = real(self, *args, **options)
+        drawn.append(not torch.equal(torch.get_rng_state(), before))
+        return problem
+
+    monkeypatch.setattr(check.StartupCheck, "verdict", watched)
+    if not passes:
+        monkeypatch.setattr(check, "TOLERANCE", {torch.float32: -1.0})
+    with Rig.open(model) as rig:
+        assert drawn == [False]
+        assert (rig.ask(Probe("alice"), (7, 8, 9))["unsupported"] is None) is passes

@@ -768,14 +768,14 @@ def test_a_load_that_cannot_be_planned_is_recomputed(
     assert whole(sim, [512])
 
 
-# vLLM 0.32 takes back what was computed from a failed load in the step that reads it, but not in a step that was
-# scheduled ahead, not in model runner V2, and not what slid out of an attention window meanwhile: there loads go ahead.
+# vLLM 0.32 takes back what was computed from a failed load in the step that reads it, but not in a step that was in
+# flight meanwhile, not in model runner V2, and not what slid out of an attention window: there loads go ahead.
 AHEAD: list[dict[str, Any]] = [
     {"runner": runner, "asynchronous": asynchronous, "window": window}
     for runner in ("v1", "v2")
     for asynchronous in (False, True)
     for window in (None, 24)
-]
+] + [{"runner": "v1", "stages": stages, "window": None, "batch": 32} for stages in (2, 3)]
 
 
 @pytest.mark.parametrize("options", AHEAD, ids=str)
@@ -804,7 +804,7 @@ def test_a_request_waits_a_step_only_where_vllm_could_not_take_a_failed_load_bac
     name = sim.add(A + QUESTION, Inject("alice", chain(sim, "alice", A)))
     output = sim.schedule()
     (load,) = output.kv_connector_metadata.orders.loads
-    at_once = options == {"runner": "v1", "asynchronous": False, "window": None}
+    at_once = options == {"runner": "v1", "asynchronous": False, "window": None}  # step by step
     assert load.ahead is not at_once
     assert (name in output.num_scheduled_tokens) is at_once
     sim.drain()
@@ -1211,6 +1211,7 @@ def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int
         "window": {"window": 40, "blocks": 30, "device": 200, "host": 200},
         "no cache": {"caching": False, "blocks": 40, "device": 200, "host": 100},
         "two ranks": {"ranks": 2, "device": 200, "host": 300},
+        "two stages": {"stages": 2, "blocks": 24, "batch": 40, "device": 120, "host": 200},
     }[shape]
     sim = Simulation(folder, runner=runner, asynchronous=asynchronous, **options)
     draw = random.Random(seed)
@@ -1329,6 +1330,7 @@ def turmoil(folder: Path, shape: str, runner: str, asynchronous: bool, seed: int
         ("window", "v2", True),
         ("no cache", "v1", True),
         ("two ranks", "v1", False),
+        ("two stages", "v1", False),
     ],
     ids=str,
 )
