@@ -95,6 +95,7 @@ CREATE TABLE forgotten (
     """
 ALTER TABLE facts ADD COLUMN expires TEXT;
 CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
+CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
 
 CREATE TABLE intents (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -213,12 +214,13 @@ class Journal:
         is a fact word for word is not among them."""
         owner = scope.split("&")[0]
         rows = self._read(
-            "SELECT number, text FROM turns WHERE (scope = ? OR substr(scope, 1, ?) = ?)"
-            " AND instr(lower(text), lower(?)) AND number NOT IN"
-            " (SELECT turn FROM sources JOIN facts USING (fact) WHERE verbatim)",
+            # The apostrophe follows the ampersand.
+            "SELECT number, text FROM turns WHERE (scope = ? OR (scope > ? AND scope < ?))"
+            " AND text IS NOT NULL AND instr(lower(text), lower(?)) AND NOT EXISTS"
+            " (SELECT 1 FROM sources JOIN facts USING (fact) WHERE turn = number AND verbatim)",
             owner,
-            len(owner) + 1,
             f"{owner}&",
+            f"{owner}'",
             text,
         )
         return [number for number, said in rows if says(said, text)]

@@ -31,6 +31,8 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
         living: a query that gives a row when a row that was not deleted says `:text`. Then the text is no
             secret, and copies of it are not looked for.
     """
+    patience = db.execute("PRAGMA busy_timeout").fetchone()[0]
+    db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_S)}")
     try:
         clean = _empty_log(db)
         if _is_left(db, words, living):
@@ -40,6 +42,8 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise
         clean = False
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {patience}")
     if not clean:
         _log.warning(
             "a database is being read by somebody who does not end: what was just deleted stays in its file until "

@@ -15,8 +15,9 @@ from pathlib import Path
 from subprocess import run
 
 _SQLITE = b"SQLite format 3\0"
-_ANCHOR = 8
-"""A text that is split over pages is found by this many bytes of it that lie together."""
+_ANCHOR = 4
+_BEFORE = 64
+"""A text that is split over pages is recognised by so many bytes behind the split, and up to so many before."""
 
 
 def spellings(text: str) -> list[bytes]:
@@ -66,19 +67,32 @@ def _places(low: bytes, needle: bytes) -> Iterator[int]:
 
 
 def _split_places(data: bytes, low: bytes, needle: bytes) -> Iterator[int]:
-    """Where `needle` begins on one page of a database and ends on another."""
-    width = min(_ANCHOR, len(needle) // 2)
-    if width < 2:
+    """Where `needle` begins on one page of a database and goes on on another: most of it stands in front of the
+    link to the next page, or some of it at that page's head."""
+    if len(needle) < 2 * _ANCHOR:
         return
-    for at in _places(low, needle[:width]):
+    for at in _places(low, needle[: 1 - _ANCHOR]):
         if _goes_on(data, low, at, needle):
             yield at
-    # What begins less than `width` bytes before the end of its page is looked for at the next one's head.
-    heads = {needle[cut : cut + width]: cut for cut in range(1, width)}
+    heads: dict[bytes, list[int]] = {}
+    for cut in range(1, len(needle) - _ANCHOR + 1):
+        heads.setdefault(needle[cut : cut + _ANCHOR], []).append(cut)
     for page in range(0, len(data), _page_size(data)):
-        cut = heads.get(low[page + 4 : page + 4 + width])
-        if cut is not None and _goes_on(data, low, page + 4, needle[cut:]):
-            yield page + 4
+        for cut in heads.get(low[page + 4 : page + 4 + _ANCHOR], ()):
+            before = needle[max(0, cut - _BEFORE) : cut]
+            if _goes_on(data, low, page + 4, needle[cut:]) and _leads_to(data, low, page, before):
+                yield page + 4
+
+
+def _leads_to(data: bytes, low: bytes, page: int, before: bytes) -> bool:
+    """Whether something that ends with `before` goes on on this page."""
+    size = _page_size(data)
+    link = (page // size + 1).to_bytes(4, "big")
+    if before + link.lower() in low:  # a cell
+        return True
+    usable = size - data[20]
+    overflow = (at for at in _places(data, link) if at % size == 0)
+    return any(low.endswith(before, at + 4, at + usable) for at in overflow)
 
 
 def _goes_on(data: bytes, low: bytes, at: int, needle: bytes) -> bool:

@@ -39,17 +39,33 @@ class Forgetting:
         self._payload = payload
         self._forget_lines = forget_lines
 
+    def turns(self, lost: Sequence[Intent], whole: Intent | None) -> list[Forgotten]:
+        """Forget the turns that say one of these facts and are not known to be its own, and all of a scope."""
+        forgotten = []
+        if whole is not None:
+            whose = Scope.read(whole.scope)
+            turns = self._journal.turns_within(lambda scope: whose.covers(Scope.read(scope)))
+            forgotten.append(self._journal.forget_turns(turns))
+        saying = {
+            turn
+            for loss in lost
+            if loss.words
+            for turn in self._journal.turns_saying(loss.scope, loss.words[0])
+        }
+        if saying:
+            forgotten.append(self._journal.forget_turns(saying))
+        return forgotten
+
     def complete(
         self, lost: Sequence[Intent], whole: Intent | None, begun: Sequence[int], *, resumed: bool = False
-    ) -> list[Forgotten]:
-        """Carry out the rest, and note that the intents `begun` are finished. Blobs that go with it are returned.
+    ) -> None:
+        """Carry out the rest, and note that the intents `begun` are finished.
 
         Args:
             lost: each fact that was deleted, given other words, or has expired.
             whole: the call that deletes everything of a scope, or of all.
             resumed: a crash came between, so what else was lost is not known.
         """
-        forgotten = [self._turns(lost, whole)]
         self._events(lost, whole, resumed)
         words = {text for loss in lost for text in loss.words} | self._links(lost, whole, resumed)
         self._forget_lines()
@@ -58,23 +74,10 @@ class Forgetting:
         unknown = resumed and (whole is not None or not lost)
         if self._scrub(None if unknown or (whole and whole.kind == RESET) else words):
             self._journal.finish(begun)
-        return forgotten
 
     def unlink(self, loss: Intent) -> set[str]:
         """Take the links of one fact away now: mem0 is about to link its new words."""
         return self._entities.unlink(Scope.read(loss.scope), loss.fact.__eq__)
-
-    def _turns(self, lost: Sequence[Intent], whole: Intent | None) -> Forgotten:
-        turns = {
-            turn
-            for loss in lost
-            if loss.words
-            for turn in self._journal.turns_saying(loss.scope, loss.words[0])
-        }
-        if whole is not None:
-            whose = Scope.read(whole.scope)
-            turns.update(self._journal.turns_within(lambda scope: whose.covers(Scope.read(scope))))
-        return self._journal.forget_turns(turns) if turns else Forgotten()
 
     def _events(self, lost: Sequence[Intent], whole: Intent | None, resumed: bool) -> None:
         self._past.forget_messages(lost)

@@ -302,9 +302,8 @@ class WritePath:
             batch.open = False
         try:
             if batch.lost or batch.whole is not None:
-                batch.forgotten += self._forgetting.complete(
-                    batch.lost, batch.whole, batch.begun, resumed=batch.resumed
-                )
+                batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
+                self._forgetting.complete(batch.lost, batch.whole, batch.begun, resumed=batch.resumed)
             else:
                 self._journal.finish(batch.begun)
         finally:
