@@ -380,8 +380,8 @@ class TestFile:
         journal.close()
         db = sqlite3.connect(path)
         db.executescript(
-            "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words; ALTER TABLE facts DROP COLUMN expires;"
-            "PRAGMA user_version = 1"
+            "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words;"
+            "ALTER TABLE facts DROP COLUMN expires; PRAGMA user_version = 1"
         )
         db.close()
         again = Journal(path)

@@ -2,9 +2,9 @@
 
 It imports mem0 once, and forks for every round. What a round is about to do it says with a question mark, what was
 acknowledged without: one line of JSON each. A round may be told to kill itself at its n-th SQLite statement, which is
-where a crash matters.
+where a crash matters; one without a seed only opens the memory.
 
-    python -m tests.memory.crashing FOLDER PROVIDER    (then one line [seed, statement or null] per round)
+    python -m tests.memory.crashing FOLDER PROVIDER    (then one line [seed or null, statement or null] per round)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 from typing import Any
 
@@ -58,8 +59,9 @@ def say(*what: Any) -> None:
     os.write(1, (json.dumps(what) + "\n").encode())
 
 
-def die_at(memory: Memory, statement: int) -> None:
-    left = statement
+def die_at(statement: int) -> None:
+    """Kill this process at a statement, whoever makes it, on whichever database."""
+    left, connect = statement, sqlite3.connect
 
     def count(_: str) -> None:
         nonlocal left
@@ -67,19 +69,21 @@ def die_at(memory: Memory, statement: int) -> None:
         if left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert memory._core is not None
-    memory._core.journal._db.set_trace_callback(count)
-    memory.db.connection.set_trace_callback(count)
-    local = getattr(getattr(memory.vector_store.client, "_client", None), "collections", {})
-    for collection in local.values():
-        collection.storage.storage.set_trace_callback(count)
+    def counted(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.set_trace_callback(count)
+        return db
+
+    sqlite3.connect = counted
 
 
-def work(folder: str, provider: str, seed: int, statement: int | None) -> None:
+def work(folder: str, provider: str, seed: int | None, statement: int | None) -> None:
+    if statement is not None:
+        die_at(statement)
     memory = open_memory(folder, provider)
     say("open")
-    if statement is not None:
-        die_at(memory, statement)
+    if seed is None:
+        os._exit(0)
     draw = random.Random(seed)
     mine = {row["id"]: row["memory"] for row in memory.get_all(filters=ADA, top_k=10_000)["results"]}
     for step in range(10**6):

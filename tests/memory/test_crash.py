@@ -90,6 +90,23 @@ def check(memory: Memory, expected: Expected, folder: Path) -> None:
         assert sorted(set(left.split())) == []
 
 
+def play(
+    rounds: Any, expected: Expected, seed: int | None, statement: int | None, draw: random.Random
+) -> None:
+    """One round, killed at a statement or at some moment."""
+    print(json.dumps([seed, statement]), file=rounds.stdin, flush=True)
+    for line in rounds.stdout:
+        print(line, end="")  # for whoever has to find out
+        heard = json.loads(line)
+        if heard[0] == "pid" and statement is None:
+            time.sleep(draw.uniform(0.0, 0.6))
+            os.kill(heard[1], signal.SIGKILL)
+        if heard[0] == "ended":
+            break
+        if heard[0] not in ("pid", "open"):
+            expected.heard(heard)
+
+
 @pytest.mark.skipif(
     not hasattr(os, "fork"), reason="the rounds are forks of a process that has imported mem0"
 )
@@ -105,18 +122,9 @@ def test_whatever_the_moment_the_next_start_has_every_fact_and_nothing_forgotten
         assert rounds.stdout is not None
         assert json.loads(rounds.stdout.readline()) == ["ready"]
         for seed in range(KILLS):
-            statement = draw.randrange(1, 400) if seed % 4 else None
-            print(json.dumps([seed, statement]), file=rounds.stdin, flush=True)
-            for line in rounds.stdout:
-                print(line, end="")  # for whoever has to find out
-                heard = json.loads(line)
-                if heard[0] == "pid" and statement is None:
-                    time.sleep(draw.uniform(0.0, 0.6))
-                    os.kill(heard[1], signal.SIGKILL)
-                if heard[0] == "ended":
-                    break
-                if heard[0] not in ("pid", "open"):
-                    expected.heard(heard)
+            play(rounds, expected, seed, draw.randrange(1, 500) if seed % 4 else None, draw)
+            if seed % 2:  # and once more while it recovers
+                play(rounds, expected, None, draw.randrange(20, 200), draw)
             memory = open_memory(str(folder), provider)
             check(memory, expected, folder)
             memory.close()
