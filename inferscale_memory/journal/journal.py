@@ -127,11 +127,15 @@ class Forgotten:
         blobs: ledger entries that no longer hold: of these facts, and of others whose window held them.
         bereaved: ids of the facts that lost a blob only because of their window: they are to be encoded
             again.
+        touched: other facts that were drawn from turns that were forgotten.
+        turns: scope and number of the forgotten turns that no fact was drawn from.
     """
 
     facts: tuple[Fact, ...] = ()
     blobs: tuple[LedgerEntry, ...] = ()
     bereaved: tuple[str, ...] = ()
+    touched: tuple[Fact, ...] = ()
+    turns: tuple[tuple[str, int], ...] = ()
 
 
 class Journal:
@@ -405,7 +409,8 @@ class Journal:
     def forget_everything(self) -> Forgotten:
         """Empty the log and the ledger. The ids stay banned."""
         with self._change() as db:
-            forgotten = Forgotten(tuple(self._facts("?", 1)), tuple(self._entries("1")))
+            facts, blobs = self._facts("?", 1), self._entries("1")
+            forgotten = Forgotten(tuple(facts), tuple(blobs), turns=self._alone("?", 1))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT fact FROM facts")
             for table in ("held", "ledger", "sources", "facts", "turns"):
                 db.execute(f"DELETE FROM {table}")
@@ -419,19 +424,29 @@ class Journal:
 
     def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
         """Redact `turns`, and strike the blobs of `facts` and of whatever held either."""
-        ids = json.dumps([fact.fact for fact in facts])
+        ids, numbers = json.dumps([fact.fact for fact in facts]), json.dumps(list(turns))
+        drawn = [row[0] for row in self._read(f"SELECT fact FROM sources WHERE turn {_AMONG}", numbers)]
+        alone = self._alone(f"number {_AMONG}", numbers)
         _redact(db, turns)
         window = f"(SELECT fact, fingerprint FROM held WHERE other {_AMONG} OR turn {_AMONG})"
-        blobs = self._entries(
-            f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, json.dumps(list(turns))
-        )
+        blobs = self._entries(f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, numbers)
         db.executemany(
             "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?",
             [(entry.fact, entry.fingerprint) for entry in blobs],
         )
         own = {fact.fact for fact in facts}
         bereaved = dict.fromkeys(entry.fact for entry in blobs if entry.fact not in own)
-        return Forgotten(tuple(facts), tuple(blobs), tuple(bereaved))
+        touched = [fact for name, fact in self.facts(drawn).items() if name not in own]
+        return Forgotten(tuple(facts), tuple(blobs), tuple(bereaved), tuple(touched), alone)
+
+    def _alone(self, condition: str, value: str | int) -> tuple[tuple[str, int], ...]:
+        """Scope and number of turns with words that no fact was drawn from."""
+        rows = self._read(
+            f"SELECT scope, number FROM turns WHERE {condition} AND text IS NOT NULL"
+            " AND NOT EXISTS (SELECT 1 FROM sources WHERE turn = number)",
+            value,
+        )
+        return tuple((scope, number) for scope, number in rows)
 
     # -- intents ---------------------------------------------------------------------------------------------
 

@@ -57,3 +57,8 @@ class Scope:
 def fact_tag(owner: str, fact: str) -> str:
     """The name under which an engine knows the text of a fact; it gives neither away."""
     return blake2b(f"{owner}\0{fact}".encode(), digest_size=12).hexdigest()
+
+
+def turn_tag(owner: str, turn: int) -> str:
+    """The same for a turn that no fact was drawn from."""
+    return fact_tag(owner, f"turn {turn}")

@@ -31,7 +31,7 @@ from inferscale_memory.memory.forgetting import (
 )
 from inferscale_memory.memory.mirror import Payload, Rows
 from inferscale_memory.memory.plan import fact_words
-from inferscale_memory.memory.scope import Scope, fact_tag
+from inferscale_memory.memory.scope import Scope, fact_tag, turn_tag
 from inferscale_memory.memory.words import is_expired, last_day, today, words_of
 
 
@@ -325,8 +325,11 @@ class WritePath:
         for what in forgotten:
             for entry in what.blobs:
                 keys.setdefault(entry.owner, {})[entry.key] = None
-            for fact in what.facts:
+            for fact in (*what.facts, *what.touched):
                 tags.setdefault(fact.owner, {})[fact.tag] = None
+            for scope, turn in what.turns:
+                owner = Scope.read(scope).owner
+                tags.setdefault(owner, {})[turn_tag(owner, turn)] = None
         engine = self._engine.started
         for owner in dict.fromkeys([*keys, *tags]):
             theirs = list(keys.get(owner, ()))
