@@ -23,3 +23,8 @@ class BlobError(InferScaleError, ValueError):
 
 class FetchError(InferScaleError, RuntimeError):
     """A model could not be fetched, unpacked, converted or stored."""
+
+
+class StoreError(InferScaleError, ValueError):
+    """The vector store was given or asked something it cannot take: vectors of another length, a filter
+    operator that does not exist, a file of another format."""

@@ -18,6 +18,7 @@ from mem0.exceptions import ValidationError as Mem0ValidationError
 from mem0.memory.main import _build_filters_and_metadata
 
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent
 from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import Core, new_turns
@@ -233,8 +234,10 @@ def close(kind: Kind, memory: Any) -> None:
     if core is not None:
         memory._core = None
         core.close()
-        if getattr(memory.vector_store, "is_local", False):  # mem0 leaves embedded Qdrant locked
-            memory.vector_store.client.close()
+        for name in ("vector_store", "_entity_store"):  # mem0 leaves both open, and an embedded Qdrant locked
+            store = memory.__dict__.get(name)
+            if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
+                store.client.close()
     kind.mem0.close(memory)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STORES = ("qdrant", "faiss")
+STORES = ("inferscale", "qdrant", "faiss")
 
 # Those that survive a kill. mem0's FAISS store writes its files anew, in place, with every change.
-CRASH_SAFE_STORES = ("qdrant",)
+CRASH_SAFE_STORES = ("inferscale", "qdrant")
