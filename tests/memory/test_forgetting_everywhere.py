@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory.entities import rows_of
 from tests.memory.conftest import OpenFace
 from tests.memory.faces import Settled
@@ -242,9 +243,10 @@ class TestExpiry:
         stale, _ = add(memory, SECRET, OTHER)
         memory.flush()
         talk = Settled(memory.itself.session(**ADA), memory._run)
-        talk.chat("What do you know?")
+        short = SamplingOptions(max_tokens=3)
+        talk.chat("What do you know?", options=short)
         memory.update(stale, expiration_date="2001-01-01")
-        talk.chat("And now?")
+        talk.chat("And now?", options=short)
         assert "4711" not in engine.tokenizer.decode(talk._kept.prepared.prompt.ids)
 
     def test_one_whose_date_is_taken_back_is_remembered_again(self, memory: Settled) -> None:
