@@ -36,7 +36,7 @@ class Forgetting:
         self._past = past
         self._entities = entities
         self._leftovers = leftovers
-        self._payload = payload
+        self.held = payload
         self._forget_lines = forget_lines
 
     def turns(self, lost: Sequence[Intent], whole: Intent | None) -> list[Forgotten]:
@@ -84,12 +84,12 @@ class Forgetting:
         now: dict[str, str | None] = {}
         for loss in lost:
             if loss.kind != EXPIRE:  # an expired memory stays where mem0 can show it
-                payload = self._payload(loss.fact) if loss.kind == UPDATE else None
+                payload = self.held(loss.fact) if loss.kind == UPDATE else None
                 now[loss.fact] = None if payload is None else payload.get("data")
         if whole is not None:
             self._past.forget_scope(Scope.read(whole.scope))
             if resumed or whole.kind == RESET:
-                now |= {name: None for name in self._past.memories() if self._payload(name) is None}
+                now |= {name: None for name in self._past.memories() if self.held(name) is None}
         self._past.redact(now)
 
     def _links(self, lost: Sequence[Intent], whole: Intent | None, resumed: bool) -> set[str]:
@@ -102,7 +102,7 @@ class Forgetting:
         for scope, ids in gone.items():
             texts |= self._entities.unlink(Scope.read(scope), ids.__contains__)
         if whole is not None and resumed:
-            texts |= self._entities.unlink(Scope.read(whole.scope), lambda name: self._payload(name) is None)
+            texts |= self._entities.unlink(Scope.read(whole.scope), lambda name: self.held(name) is None)
         return texts
 
     def _scrub(self, words: set[str] | None) -> bool:

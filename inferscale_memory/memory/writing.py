@@ -39,9 +39,10 @@ from inferscale_memory.memory.words import is_expired, last_day, today, words_of
 class _Batch:
     """What one call of the user's does: its turns, the facts it writes, and what it makes forgotten.
 
-    `whole` is the call itself where it deletes everything of a scope, `lost` are the facts that go, `begun` the
-    numbers under which the journal has noted either. With `resumed` the call was cut off by a crash, and is finished
-    at the next start, which is no reason to start an engine.
+    `whole` is the call itself where it deletes everything of a scope. `lost` are the facts that go: `announced` by
+    id first, `told` when it has happened. `begun` are the numbers under which the journal has noted all this. With
+    `resumed` the call was cut off by a crash, and is finished at the next start, which is no reason to start an
+    engine.
 
     A thread of a cancelled coroutine may still write when the call has ended: `open` says whether what it does
     is still carried out with the rest.
@@ -55,6 +56,8 @@ class _Batch:
     forgotten: list[Forgotten] = field(default_factory=list)
     whole: Intent | None = None
     lost: list[Intent] = field(default_factory=list)
+    announced: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
     begun: list[int] = field(default_factory=list)
     resumed: bool = False
     open: bool = True
@@ -112,12 +115,16 @@ class WritePath:
     @contextmanager
     def collected(self, whole: Intent | None = None) -> Iterator[None]:
         """What is lost within the block is forgotten everywhere when it is left. `whole` is a call that deletes
-        everything of a scope, or of all."""
+        everything of a scope, or of all; where it fails only what it did is forgotten."""
         batch = _Batch(self, whole=whole)
         if whole is not None:
             batch.begun.append(self._journal.begin(whole))
         with self._collected(batch):
-            yield
+            try:
+                yield
+            except BaseException:
+                batch.whole = None
+                raise
 
     @contextmanager
     def resumed(self, number: int, intent: Intent) -> Iterator[None]:
@@ -129,6 +136,7 @@ class WritePath:
             batch.whole = intent
         else:
             batch.lost.append(intent)
+            batch.announced.add(intent.fact)
         with self._collected(batch):
             yield
 
@@ -203,18 +211,27 @@ class WritePath:
 
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None:
         known = self._journal.facts([fact]).get(fact)
-        if known is None:
-            self.written([(fact, payload)])
-            return
         with self._batch() as batch:
-            self._reword(batch, known, payload)
+            batch.told.add(fact)
+            if known is None:
+                self.written([(fact, payload)])
+            else:
+                self._reword(batch, known, payload)
             for loss in batch.lost:
                 if loss.fact == fact and loss.kind == UPDATE:
                     self._forgetting.unlink(loss)
 
     def deleted(self, ids: Sequence[str]) -> None:
         with self._batch() as batch:
-            batch.forgotten.append(self._journal.forget_facts(list(ids)))
+            forgotten = self._journal.forget_facts(list(ids))
+            batch.forgotten.append(forgotten)
+            batch.told.update(ids)
+            # A call that was cancelled has ended without the thread that deletes for it.
+            batch.lost += [
+                Intent(DELETE, fact.fact, fact.scope, (fact.text,))
+                for fact in forgotten.facts
+                if fact.fact not in batch.announced
+            ]
 
     def cleared(self) -> None:
         with self._batch() as batch:
@@ -294,6 +311,7 @@ class WritePath:
         turns = self._journal.turns(known.turns) if known is not None else []
         loss = Intent(kind, fact, scope, (text, *(turn.text for turn in turns if turn.text)))
         batch.lost.append(loss)
+        batch.announced.add(fact)
         if batch.whole is None:  # which is noted itself
             batch.begun.append(self._journal.begin(loss))
 
@@ -301,6 +319,7 @@ class WritePath:
         with batch.lock:
             batch.open = False
         try:
+            self._settle(batch)
             if batch.lost or batch.whole is not None:
                 batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
                 self._forgetting.complete(batch.lost, batch.whole, batch.begun, resumed=batch.resumed)
@@ -308,6 +327,20 @@ class WritePath:
                 self._journal.finish(batch.begun)
         finally:
             self._follow(batch)
+
+    def _settle(self, batch: _Batch) -> None:
+        """Find out about facts whose loss was announced and not told: the store has refused, or it has failed
+        after all was done."""
+        for loss in [loss for loss in batch.lost if loss.fact not in batch.told]:
+            held = self._forgetting.held(loss.fact)
+            if held is not None and held.get("data") == loss.words[0]:
+                batch.lost.remove(loss)
+            elif held is None:
+                batch.forgotten.append(self._journal.forget_facts([loss.fact]))
+            else:
+                known = self._journal.facts([loss.fact]).get(loss.fact)
+                if known is not None:
+                    self._reword(batch, known, held)
 
     def _follow(self, batch: _Batch) -> None:
         """Blobs follow the facts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -156,6 +157,39 @@ class TestDelete:
     def test_what_mem0_refused_to_add_is_not_kept(self, memory: Settled, folder: Path) -> None:
         with pytest.raises(Exception, match="Invalid"):
             memory.add(SECRET, **ADA, memory_type="nonsense", infer=False)
+        assert files_with(folder, "4711-Q") == []
+
+    @pytest.mark.parametrize("method", ["delete", "update", "delete_all"])
+    def test_what_the_store_refuses_to_lose_keeps_everything(
+        self, memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    ) -> None:
+        [fact] = extract(memory, f"I tell you: {SECRET}", SECRET)
+        store = memory.itself.vector_store._inner
+        for name in ("delete", "update", "list"):
+            monkeypatch.setattr(store, name, MagicMock(side_effect=RuntimeError("disk full")))
+        calls = {"delete": ([fact], {}), "update": ([fact, OTHER], {}), "delete_all": ([], ADA)}
+        args, options = calls[method]
+        with pytest.raises(RuntimeError, match="disk full"):
+            getattr(memory, method)(*args, **options)
+        assert memory.history(fact)[0]["new_memory"] == SECRET
+        assert table(folder, "history.db", "SELECT count(*) FROM messages") == [(1,)]
+        assert table(folder, "journal.sqlite", "SELECT text IS NULL FROM turns") == [(0,)]
+        assert table(folder, "journal.sqlite", "SELECT count(*) FROM intents") == [(0,)]
+
+    def test_what_the_store_has_lost_before_it_failed_is_forgotten(
+        self, memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [fact] = add(memory, SECRET)
+        store = memory.itself.vector_store._inner
+        delete = store.delete
+
+        def half(vector_id: str) -> None:
+            delete(vector_id)
+            raise RuntimeError("connection lost")
+
+        monkeypatch.setattr(store, "delete", half)
+        with pytest.raises(RuntimeError, match="connection lost"):
+            memory.delete(fact)
         assert files_with(folder, "4711-Q") == []
 
 
