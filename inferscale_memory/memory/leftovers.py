@@ -41,8 +41,8 @@ class Leftovers:
 
 def _collections(store: Any) -> Iterator[Any]:
     """Qdrant's local collections as they lie on the disk."""
-    local = getattr(getattr(store, "client", None), "_client", None)
-    for collection in dict(getattr(local, "collections", None) or {}).values():
+    collections = getattr(getattr(getattr(store, "client", None), "_client", None), "collections", None)
+    for collection in list(collections.values()) if isinstance(collections, dict) else ():
         persistence = getattr(collection, "storage", None)
         if hasattr(persistence, "location") and hasattr(persistence, "storage"):
             yield persistence
