@@ -2,6 +2,7 @@
 # make test    lint, types, documentation, every test                  make test ARGS="-k blob"
 # make check   the quick part: lint, types, tests without an engine
 # make bench   the measurements behind docs/benchmarks.md
+# make soak    the long runs: 2,000 operations at once, 200 killed processes
 # make lint, make docs, make clean
 #
 # All of them make the environment .venv first, when it is missing or pyproject.toml has changed.
@@ -25,7 +26,7 @@ RUN = HF_HUB_OFFLINE=1 MEM0_TELEMETRY=False TOKENIZERS_PARALLELISM=false \
   VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1} \
   OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc 2>/dev/null || echo 2)}
 
-.PHONY: demo test check bench lint docs clean models
+.PHONY: demo test check soak bench lint docs clean models
 .DEFAULT_GOAL := check
 
 demo: models
@@ -36,6 +37,10 @@ test: lint docs models
 
 check: lint
 	$(RUN) $(BIN)/python -m pytest -m "not engine" $(ARGS)
+
+soak: $(STAMP)
+	INFERSCALE_OPERATIONS=2000 INFERSCALE_KILLS=200 $(RUN) $(BIN)/python -m pytest -m "not engine" \
+	  tests/memory/test_concurrency.py tests/memory/test_crash.py $(ARGS)
 
 bench: models
 	$(RUN) $(BIN)/python -m inferscale_memory.bench $(ARGS)

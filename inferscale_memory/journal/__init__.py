@@ -2,6 +2,16 @@
 prompt."""
 
 from inferscale_memory.journal.journal import SESSION_GAP, Forgotten, Journal
-from inferscale_memory.journal.records import Context, Fact, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 
-__all__ = ["SESSION_GAP", "Context", "Fact", "Forgotten", "Journal", "LedgerEntry", "NewTurn", "Turn"]
+__all__ = [
+    "SESSION_GAP",
+    "Context",
+    "Fact",
+    "Forgotten",
+    "Intent",
+    "Journal",
+    "LedgerEntry",
+    "NewTurn",
+    "Turn",
+]

@@ -1,34 +1,37 @@
 """The turn log and the ledger, in one SQLite file.
 
 The log says what was said, in order; the ledger says which blob stands for which fact and what that blob's
-window held. What a call has returned from is durable. Deleted text is overwritten in the database's pages.
+window held; the intents say what was begun, so that a start after a crash can finish it. What a call has returned
+from is durable.
+
+A forgotten fact takes the words of all its turns with it, whatever else they said: nobody knows which of them were
+the fact's, and a paraphrase left behind would go on into the windows of other facts.
 
 It must never decide what is encoded or shown: it only remembers. It knows no engine, no prompt and no mem0.
-
-Not yet here (the drop-in issue adds it): scrubbing the write-ahead log and mem0's own history before a delete
-returns, taking a text out of a turn that said other facts too, and reconciling with the vector store after a
-crash between the two writes.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from inferscale_memory.journal.records import Context, Fact, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.scrub import scrub
+from inferscale_memory.journal.traces import says
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions."""
 
-_FORMAT = 1
-_SCHEMA = """
+# What a journal is made of, and how one of an earlier format becomes one of the next.
+_STEPS = (
+    """
 CREATE TABLE turns (
     number  INTEGER PRIMARY KEY AUTOINCREMENT,
     scope   TEXT NOT NULL,
@@ -88,11 +91,31 @@ CREATE INDEX held_by_turn ON held (turn);
 CREATE TABLE forgotten (
     fact TEXT PRIMARY KEY
 ) STRICT, WITHOUT ROWID
-"""
+""",
+    """
+ALTER TABLE facts ADD COLUMN expires TEXT;
+CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
+CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
+
+CREATE TABLE intents (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind   TEXT NOT NULL,
+    fact   TEXT NOT NULL,
+    scope  TEXT NOT NULL,
+    words  TEXT NOT NULL,
+    turns  TEXT NOT NULL
+) STRICT
+""",
+)
+_FORMAT = len(_STEPS)
 _TURN = "number, ordinal, session, role, speaker, text, said_at"
-_FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim"
+_FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
 _AMONG = "IN (SELECT value FROM json_each(?))"
+_LIVING = (
+    "SELECT 1 FROM facts WHERE instr(lower(text), lower(:text))"
+    " UNION ALL SELECT 1 FROM turns WHERE instr(lower(text), lower(:text)) LIMIT 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +127,15 @@ class Forgotten:
         blobs: ledger entries that no longer hold: of these facts, and of others whose window held them.
         bereaved: ids of the facts that lost a blob only because of their window: they are to be encoded
             again.
+        touched: other facts that were drawn from turns that were forgotten.
+        turns: scope and number of the forgotten turns that no fact was drawn from.
     """
 
     facts: tuple[Fact, ...] = ()
     blobs: tuple[LedgerEntry, ...] = ()
     bereaved: tuple[str, ...] = ()
+    touched: tuple[Fact, ...] = ()
+    turns: tuple[tuple[str, int], ...] = ()
 
 
 class Journal:
@@ -125,18 +152,24 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = RLock()
         self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON", "foreign_keys = ON"):
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            "foreign_keys = ON",
+            "temp_store = MEMORY",
+        ):
             self._db.execute(f"PRAGMA {pragma}")
         with self._change() as db:
             found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                for statement in _SCHEMA.split(";\n"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {_FORMAT}")
-            elif found != _FORMAT:
+            if found > _FORMAT:
                 raise sqlite3.DatabaseError(
                     f"{path} is a journal of format {found}, this library reads {_FORMAT}"
                 )
+            for step in _STEPS[found:]:
+                for statement in step.split(";\n"):
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -172,6 +205,34 @@ class Journal:
         with self._change() as db:
             _redact(db, numbers)
 
+    def turns(self, numbers: Iterable[int]) -> list[Turn]:
+        """Those of these turns that were not forgotten, in order."""
+        rows = self._read(
+            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND text IS NOT NULL ORDER BY number",
+            json.dumps(list(numbers)),
+        )
+        return [_turn(row) for row in rows]
+
+    def turns_saying(self, scope: str, text: str) -> list[int]:
+        """Numbers of the owner's turns, in any scope that begins as this one does, that say `text`. A turn that
+        is a fact word for word is not among them."""
+        owner = scope.split("&")[0]
+        rows = self._read(
+            # The apostrophe follows the ampersand.
+            "SELECT number, text FROM turns WHERE (scope = ? OR (scope > ? AND scope < ?))"
+            " AND text IS NOT NULL AND instr(lower(text), lower(?)) AND NOT EXISTS"
+            " (SELECT 1 FROM sources JOIN facts USING (fact) WHERE turn = number AND verbatim)",
+            owner,
+            f"{owner}&",
+            f"{owner}'",
+            text,
+        )
+        return [number for number, said in rows if says(said, text)]
+
+    def turns_within(self, wanted: Callable[[str], bool]) -> list[int]:
+        """Numbers of the turns of every scope that is `wanted`."""
+        return self._within("turns", "number", wanted)
+
     def turns_of_session(self, session: int) -> list[Turn]:
         """The turns of a session in order, without the forgotten ones."""
         rows = self._read(
@@ -201,6 +262,14 @@ class Journal:
         """Those of `ids` that are known."""
         return {fact.fact: fact for fact in self._facts(f"fact {_AMONG}", json.dumps(list(ids)))}
 
+    def facts_within(self, wanted: Callable[[str], bool]) -> list[str]:
+        """Ids of the facts of every scope that is `wanted`."""
+        return self._within("facts", "fact", wanted)
+
+    def expired(self, today: date) -> list[str]:
+        """Ids of the facts whose last day has passed."""
+        return [row[0] for row in self._read("SELECT fact FROM facts WHERE expires < ?", today.isoformat())]
+
     def facts_of_session(self, session: int) -> list[Fact]:
         """The facts of a session in the order in which they were first written."""
         return self._facts("session = ?", session)
@@ -225,18 +294,19 @@ class Journal:
                 session,
                 tuple(sources[fact]),
                 bool(verbatim),
+                expires,
             )
-            for fact, owner, scope, tag, text, speaker, at, session, verbatim in rows
+            for fact, owner, scope, tag, text, speaker, at, session, verbatim, expires in rows
         ]
 
     def _put(self, db: sqlite3.Connection, fact: Fact) -> bool:
         if self._read("SELECT 1 FROM forgotten WHERE fact = ?", fact.fact):
             return False
         db.execute(
-            f"INSERT INTO facts ({_FACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
+            f"INSERT INTO facts ({_FACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
             " owner = excluded.owner, scope = excluded.scope, tag = excluded.tag, text = excluded.text,"
             " speaker = excluded.speaker, said_at = excluded.said_at, session = excluded.session,"
-            " verbatim = excluded.verbatim",
+            " verbatim = excluded.verbatim, expires = excluded.expires",
             (
                 fact.fact,
                 fact.owner,
@@ -247,6 +317,7 @@ class Journal:
                 _iso(fact.when),
                 fact.session,
                 int(fact.verbatim),
+                fact.expires,
             ),
         )
         db.execute("DELETE FROM sources WHERE fact = ?", (fact.fact,))
@@ -301,68 +372,154 @@ class Journal:
             LedgerEntry(*row) for row in self._read(f"SELECT {_ENTRY} FROM ledger WHERE {condition}", *values)
         ]
 
+    def blobs_saying(self, text: str) -> list[LedgerEntry]:
+        """The blobs of facts that say `text`, and those whose window held a fact or turn that does."""
+        said = "(SELECT {} WHERE instr(lower(text), lower(?)))"
+        facts, turns = said.format("fact FROM facts"), said.format("number FROM turns")
+        window = f"(SELECT fact, fingerprint FROM held WHERE other IN {facts} OR turn IN {turns})"
+        return self._entries(f"fact IN {facts} OR (fact, fingerprint) IN {window}", text, text, text)
+
     # -- forgetting ------------------------------------------------------------------------------------------
 
     def forget_facts(self, ids: Sequence[str]) -> Forgotten:
-        """Delete facts, the text of every turn that said nothing but them, and every ledger entry whose
-        window held either. All of `ids` are banned from coming back, known or not."""
+        """Delete facts, the text of their turns, and every ledger entry whose window held either. All of `ids`
+        are banned from coming back, known or not."""
         with self._change() as db:
-            forgotten = self._take_words(db, list(self.facts(ids).values()))
+            facts = list(self.facts(ids).values())
+            forgotten = self._take_words(db, facts, [turn for fact in facts for turn in fact.turns])
             db.execute(f"DELETE FROM facts WHERE fact {_AMONG}", (json.dumps(ids),))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT value FROM json_each(?)", (json.dumps(ids),))
             return forgotten
 
     def reword_fact(self, fact: Fact) -> Forgotten:
-        """Give a fact other words. What its old words were in is treated as in `forget_facts`; it keeps its
-        place."""
+        """Give a fact another line. With another text it loses its turns, which are treated as in
+        `forget_facts`; it keeps its place."""
         with self._change() as db:
-            forgotten = self._take_words(db, list(self.facts([fact.fact]).values()))
+            old = list(self.facts([fact.fact]).values())
+            turns = [turn for known in old if known.text != fact.text for turn in known.turns]
+            forgotten = self._take_words(db, old, turns)
             self._put(db, fact)
             return forgotten
 
-    def forget_everything(self) -> Forgotten:
-        """Empty the journal. The ids stay banned."""
+    def forget_turns(self, numbers: Collection[int]) -> Forgotten:
+        """Delete the text of turns, and every ledger entry whose window held it."""
         with self._change() as db:
-            forgotten = Forgotten(tuple(self._facts("?", 1)), tuple(self._entries("1")))
+            return self._take_words(db, (), numbers)
+
+    def forget_everything(self) -> Forgotten:
+        """Empty the log and the ledger. The ids stay banned."""
+        with self._change() as db:
+            facts, blobs = self._facts("?", 1), self._entries("1")
+            forgotten = Forgotten(tuple(facts), tuple(blobs), turns=self._alone("?", 1))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT fact FROM facts")
             for table in ("held", "ledger", "sources", "facts", "turns"):
                 db.execute(f"DELETE FROM {table}")
             return forgotten
 
-    def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact]) -> Forgotten:
-        """Redact the turns that said nothing but `facts`, and strike the blobs that held either."""
-        ids = json.dumps([fact.fact for fact in facts])
-        turns = [
-            row[0]
-            for row in self._read(
-                f"SELECT turn FROM sources WHERE turn {_AMONG} GROUP BY turn HAVING min(fact {_AMONG})",
-                json.dumps([turn for fact in facts for turn in fact.turns]),
-                ids,
-            )
-        ]
+    def scrub(self, words: Collection[str] | None) -> bool:
+        """Leave nothing of forgotten `words` in the file; None for whatever they were. False where somebody
+        else keeps it from being done."""
+        with self._lock:
+            return scrub(self._db, words, _LIVING)
+
+    def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
+        """Redact `turns`, and strike the blobs of `facts` and of whatever held either."""
+        ids, numbers = json.dumps([fact.fact for fact in facts]), json.dumps(list(turns))
+        drawn = [row[0] for row in self._read(f"SELECT fact FROM sources WHERE turn {_AMONG}", numbers)]
+        alone = self._alone(f"number {_AMONG}", numbers)
         _redact(db, turns)
         window = f"(SELECT fact, fingerprint FROM held WHERE other {_AMONG} OR turn {_AMONG})"
-        blobs = self._entries(
-            f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, json.dumps(turns)
-        )
+        blobs = self._entries(f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, numbers)
         db.executemany(
             "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?",
             [(entry.fact, entry.fingerprint) for entry in blobs],
         )
         own = {fact.fact for fact in facts}
         bereaved = dict.fromkeys(entry.fact for entry in blobs if entry.fact not in own)
-        return Forgotten(tuple(facts), tuple(blobs), tuple(bereaved))
+        touched = [fact for name, fact in self.facts(drawn).items() if name not in own]
+        return Forgotten(tuple(facts), tuple(blobs), tuple(bereaved), tuple(touched), alone)
+
+    def _alone(self, condition: str, value: str | int) -> tuple[tuple[str, int], ...]:
+        """Scope and number of turns with words that no fact was drawn from."""
+        rows = self._read(
+            f"SELECT scope, number FROM turns WHERE {condition} AND text IS NOT NULL"
+            " AND NOT EXISTS (SELECT 1 FROM sources WHERE turn = number)",
+            value,
+        )
+        return tuple((scope, number) for scope, number in rows)
+
+    # -- intents ---------------------------------------------------------------------------------------------
+
+    def begin(self, intent: Intent) -> int:
+        """Note what is about to be done; its number."""
+        with self._change() as db:
+            number = db.execute(
+                "INSERT INTO intents (kind, fact, scope, words, turns) VALUES (?, ?, ?, ?, ?)",
+                (
+                    intent.kind,
+                    intent.fact,
+                    intent.scope,
+                    json.dumps(intent.words, ensure_ascii=False),
+                    json.dumps(intent.turns),
+                ),
+            ).lastrowid
+            assert number is not None
+            return number
+
+    def blank(self, numbers: Collection[int]) -> None:
+        """Of these only the scrub is left: the intents themselves hold the words."""
+        with self._change() as db:
+            db.execute(
+                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = '[]', turns = '[]'"
+                f" WHERE number {_AMONG}",
+                (json.dumps(list(numbers)),),
+            )
+
+    def finish(self, numbers: Collection[int]) -> None:
+        """These are done. Not durable at once: what comes back after a crash is done twice, which is harmless."""
+        if not numbers:
+            return
+        with self._lock:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            try:
+                with self._change() as db:
+                    db.execute(f"DELETE FROM intents WHERE number {_AMONG}", (json.dumps(list(numbers)),))
+            finally:
+                self._db.execute("PRAGMA synchronous = FULL")
+
+    def begun(self) -> dict[int, Intent]:
+        """What was begun and is not finished, by number."""
+        rows = self._read("SELECT number, kind, fact, scope, words, turns FROM intents ORDER BY number")
+        return {
+            number: Intent(kind, fact, scope, tuple(json.loads(words)), tuple(json.loads(turns)))
+            for number, kind, fact, scope, words, turns in rows
+        }
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _within(self, table: str, column: str, wanted: Callable[[str], bool]) -> list[Any]:
+        scopes = [row[0] for row in self._read(f"SELECT DISTINCT scope FROM {table}") if wanted(row[0])]
+        rows = self._read(f"SELECT {column} FROM {table} WHERE scope {_AMONG}", json.dumps(scopes))
+        return [row[0] for row in rows]
 
     def _read(self, query: str, *values: str | int) -> list[Any]:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written within the block is one transaction."""
+        with self._change():
+            yield
+
+    @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it is durable when the block is left, or none of it happened."""
+        """One transaction, or a part of the one under way: all of it is durable when the outermost block is
+        left, or none of it happened."""
         with self._lock:
+            if self._db.in_transaction:
+                yield self._db
+                return
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db

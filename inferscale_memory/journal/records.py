@@ -56,6 +56,7 @@ class Fact:
         session: number of the session's first turn; None for a fact without a conversation.
         turns: numbers of the turns it came from.
         verbatim: whether it is word for word the one turn it came from.
+        expires: its last day, as YYYY-MM-DD; None when it has none.
     """
 
     fact: str
@@ -68,6 +69,7 @@ class Fact:
     session: int | None = None
     turns: tuple[int, ...] = ()
     verbatim: bool = False
+    expires: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,22 @@ class LedgerEntry:
     key: str
     tokens: int
     line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Something that was begun, so that it can be finished after a crash.
+
+    Attributes:
+        kind: "add", "delete", "update", "delete_all", "reset", or "scrub" when nothing but that is left.
+        fact: id of the fact that is to be deleted or updated.
+        scope: whose facts are added or deleted.
+        words: what is to be forgotten: the fact's text, then the texts of the turns it came from.
+        turns: numbers of the turns that are being added.
+    """
+
+    kind: str
+    fact: str = ""
+    scope: str = ""
+    words: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()

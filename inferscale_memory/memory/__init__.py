@@ -5,6 +5,7 @@ from inferscale_memory.memory import environment
 environment.prepare_mem0()  # mem0 reads these when it is imported, so before anything below
 
 from inferscale_memory.memory.async_memory import AsyncMemory  # noqa: E402
+from inferscale_memory.memory.audit import Audit, Place  # noqa: E402
 from inferscale_memory.memory.config import Injection  # noqa: E402
 from inferscale_memory.memory.memory import Memory  # noqa: E402
 from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
@@ -13,9 +14,11 @@ from inferscale_memory.memory.session import AsyncChatSession, ChatSession  # no
 __all__ = [
     "AsyncChatSession",
     "AsyncMemory",
+    "Audit",
     "ChatSession",
     "Injection",
     "Memory",
+    "Place",
     "Prepared",
     "Recalled",
     "Reply",

@@ -15,6 +15,7 @@ from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
+from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.instance import core_of
@@ -98,13 +99,20 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         self, user_id: str | None = None, agent_id: str | None = None, run_id: str | None = None
     ) -> Any:
         """See `Memory.delete_all`."""
-        return await operations.change(
-            _ASYNC, self, "delete_all", user_id=user_id, agent_id=agent_id, run_id=run_id
-        )
+        ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+        return await operations.delete_all(_ASYNC, self, ids)
 
     async def reset(self) -> Any:
         """See `Memory.reset`."""
         return await operations.reset(_ASYNC, self)
+
+    async def expire(self) -> int:
+        """See `Memory.expire`."""
+        return await operations.expire(_ASYNC, self)
+
+    async def audit(self, text: str) -> Audit:
+        """See `Memory.audit`."""
+        return await operations.audit(_ASYNC, self, text)
 
     async def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """See `Memory.flush`; `progress` is called in a thread."""

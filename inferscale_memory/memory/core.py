@@ -7,53 +7,107 @@ face does the same.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from threading import RLock
+from typing import Any, Protocol
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.journal import Journal, NewTurn
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
-from inferscale_memory.memory.mirror import StoreLock, mirrored
+from inferscale_memory.memory.entities import Entities, rows_of
+from inferscale_memory.memory.forgetting import Forgetting
+from inferscale_memory.memory.leftovers import Leftovers
+from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
+from inferscale_memory.memory.past import Past
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
-from inferscale_memory.memory.words import read_date
+from inferscale_memory.memory.recovery import MOST, Recovery
+from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
 
-Payload = Mapping[str, Any]
+
+class Stores(Protocol):
+    """What mem0 keeps, as a face has it at any time; opening its entity store may make it."""
+
+    vector_store: Any
+    db: Any
+
+    @property
+    def entity_store(self) -> Any: ...
 
 
 class Core:
     """Journal, engine, encoder, write path and read path of one memory.
 
-    Args:
-        settings: the memory's configuration.
-        payload: what the vector store holds of a fact now; None when it has none of that id.
+    Attributes:
+        opening_entities: held while the entity store is opened: two of them on the same files would undo each
+            other's work.
     """
 
-    def __init__(self, settings: Settings, payload: Callable[[str], Payload | None]) -> None:
+    def __init__(self, settings: Settings, stores: Stores) -> None:
         self.injection = settings.injection
         self.engine = settings.engine
+        self.folder = settings.folder
         self.journal = _open_journal(settings)
-        self._payload = payload
+        self.opening_entities = RLock()
+        self._stores = stores
         self._store_lock = StoreLock()
+        self.past = Past(lambda: getattr(stores, "db", None))
+        self.entities = Entities(lambda: stores.entity_store)
         at_hand = AtHand()
         preambles = Preambles(at_hand)
         self.encoder = Encoder(
-            self.journal, self.engine, at_hand, preambles, w=self.injection.w, check=self._check
+            self.journal,
+            self.engine,
+            at_hand,
+            preambles,
+            w=self.injection.w,
+            check=self._check,
+            expire=lambda: self.writes.expire(),
         )
-        self.writes = WritePath(self.journal, self.engine, self.encoder, at_hand)
         self.recall = Recall(self.journal, self.engine, self.encoder, at_hand, preambles, self.injection)
+        forgetting = Forgetting(
+            self.journal,
+            self.past,
+            self.entities,
+            Leftovers(lambda: stores.vector_store, self._store_lock),
+            self._payload,
+            self.recall.forget_lines,
+        )
+        self.writes = WritePath(self.journal, self.engine, self.encoder, at_hand, forgetting)
 
     def mirror_facts(self, store: Any) -> Any:
         """The fact store as mem0 is to see it."""
+        Leftovers.guard(store)
         return mirrored(store, self._store_lock, self.writes)
 
     def guard_entities(self, store: Any) -> Any:
         """The entity store as mem0 is to see it."""
+        Leftovers.guard(store)
         return mirrored(store, self._store_lock, None)
+
+    def recover(self) -> None:
+        """Finish what a crash has cut off, and put away what has expired meanwhile."""
+        Recovery(self.journal, self.writes, self.past, self.entities, self._stores.vector_store).run()
+        self.writes.expire(resumed=True)
+
+    def expired(self) -> list[str]:
+        """Ids of the facts in the store whose last day has passed."""
+        rows = rows_of(self._stores.vector_store.list(top_k=MOST))
+        return [str(row.id) for row in rows if is_expired(row.payload or {})]
+
+    def blobs_saying(self, text: str) -> list[str]:
+        """Keys of the blobs that the engine has of facts that say `text`, or behind a window that does."""
+        engine = self.engine.started
+        if engine is None:
+            return []
+        keys: dict[str, list[str]] = {}
+        for entry in self.journal.blobs_saying(text):
+            keys.setdefault(entry.owner, []).append(entry.key)
+        return [key for owner, theirs in keys.items() for key in sorted(engine.at_hand(owner, theirs))]
 
     def wordings(self, ids: Sequence[str]) -> dict[str, str]:
         """Id -> digest of the line it has now, of those that exist."""
@@ -64,6 +118,11 @@ class Core:
         self.encoder.close()
         self.engine.close()
         self.journal.close()
+
+    def _payload(self, memory_id: str) -> Payload | None:
+        """What the store holds of a fact now; None when it has none of that id."""
+        payload: Payload | None = getattr(self._stores.vector_store.get(memory_id), "payload", None)
+        return payload
 
     def _check(self, ids: Sequence[str]) -> None:
         found = [(name, self._payload(name)) for name in ids]

@@ -46,8 +46,10 @@ class Encoder:
         *,
         w: int,
         check: Callable[[Sequence[str]], None],
+        expire: Callable[[], None],
     ) -> None:
-        """`check` brings the journal in step with the store for the ids it is given."""
+        """`check` brings the journal in step with the store for the ids it is given, `expire` takes out of it
+        what has expired."""
         self.failed: dict[str, str] = {}
         self._journal = journal
         self._engine = engine
@@ -55,6 +57,7 @@ class Encoder:
         self._preambles = preambles
         self._w = w
         self._check = check
+        self._expire = expire
         self._changed = Condition()
         self._waiting: dict[str, bool] = {}  # id -> whether to check it first
         self._working = 0
@@ -159,6 +162,7 @@ class Encoder:
         doubtful = [fact for fact, check in batch.items() if check]
         if doubtful:
             self._check(doubtful)
+        self._expire()
         engine = self._engine.get()
         if engine.unsupported is not None:
             return

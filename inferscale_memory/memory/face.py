@@ -21,6 +21,7 @@ from inferscale_memory.memory.core import Core
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind
+from inferscale_memory.memory.past import Past
 from inferscale_memory.memory.scope import Scope
 
 Session = TypeVar("Session")
@@ -72,6 +73,7 @@ class Face(Generic[Session]):
             raise
         if not settings.engine.chosen and not isinstance(self.__dict__.get("llm"), EngineLLM):
             settings.engine.eager = False  # nobody asked for an engine, and mem0 does not work with it
+        operations.recover(self)
 
     @classmethod
     def from_config(cls, config_dict: Mapping[str, Any]) -> Self:
@@ -90,7 +92,7 @@ class Face(Generic[Session]):
     @vector_store.setter
     def vector_store(self, store: Any) -> None:
         if never_had_core(self) and self._settings is not None and isinstance(store, VectorStoreBase):
-            self._core = Core(self._settings, self._payload)
+            self._core = Core(self._settings, self)
         core = core_of(self)
         self.__dict__["vector_store"] = store if core is None else core.mirror_facts(store)
 
@@ -103,9 +105,24 @@ class Face(Generic[Session]):
         core = core_of(self)
         self.__dict__["_entity_store"] = store if core is None else core.guard_entities(store)
 
-    def _payload(self, memory_id: str) -> Mapping[str, Any] | None:
-        payload: Mapping[str, Any] | None = getattr(self.vector_store.get(memory_id), "payload", None)
-        return payload
+    @property
+    def entity_store(self) -> Any:
+        opening = self._kind.mem0.entity_store.fget
+        core = core_of(self)
+        if core is None:
+            return opening(self)
+        with core.opening_entities:
+            return opening(self)
+
+    @property
+    def db(self) -> Any:
+        return _attribute(self, "db")
+
+    @db.setter
+    def db(self, manager: Any) -> None:
+        if core_of(self) is not None:
+            Past.guard(manager)
+        self.__dict__["db"] = manager
 
     # -- what needs no waiting -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
+from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.legacy import accepts_old_calls
@@ -85,28 +86,41 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         data: str | None = None,
     ) -> Any:
         """mem0's `update`. A fact with new words gets a new blob, and so does every fact whose window held
-        it."""
+        it. The old words are gone everywhere when it returns; in the history None stands for them."""
         return run(operations.change(_SYNC, self, "update", memory_id, text, metadata, expiration_date, data))
 
     def delete(self, memory_id: str) -> Any:
-        """mem0's `delete`. The engine forgets the fact too, and every blob whose window held it is made
-        again.
-
-        Not yet here (the drop-in issue adds it): scrubbing the text from mem0's history and from free pages.
+        """mem0's `delete`. When it returns the text is gone from every file: vector, index, entities, turns,
+        messages, history (whose events stay, with None for the text), and free pages. The engine forgets the
+        fact too, and every blob whose window held it is made again.
         """
         return run(operations.change(_SYNC, self, "delete", memory_id))
 
     def delete_all(
         self, user_id: str | None = None, agent_id: str | None = None, run_id: str | None = None
     ) -> Any:
-        """mem0's `delete_all`; see `delete`."""
-        return run(
-            operations.change(_SYNC, self, "delete_all", user_id=user_id, agent_id=agent_id, run_id=run_id)
-        )
+        """mem0's `delete_all`; see `delete`. The turns and messages of these scopes go too, whatever became of
+        them."""
+        ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+        return run(operations.delete_all(_SYNC, self, ids))
 
     def reset(self) -> Any:
         """mem0's `reset`: everything is forgotten, in the engine too."""
         return run(operations.reset(_SYNC, self))
+
+    def expire(self) -> int:
+        """Delete every memory whose `expiration_date` has passed, as `delete` does; how many they were.
+
+        Expired memories are in no prompt and no blob from the moment this is noticed: at the start, at `flush`,
+        and at every question. Until they are deleted `get`, and `search` with `show_expired`, still find them.
+        """
+        return run(operations.expire(_SYNC, self))
+
+    def audit(self, text: str) -> Audit:
+        """Where `text` is still to be found, word for word: in the bytes of every file of this memory, free pages
+        and logs included, and in blobs that the engine holds. It reads all of them. Raises ValueError on an
+        empty text."""
+        return run(operations.audit(_SYNC, self, text))
 
     def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """Wait until every fact written so far is encoded. Where nothing has asked for an engine (mem0's own

@@ -7,24 +7,36 @@ real stores only. Stores that lie in this process are called by one thread at a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from threading import RLock
 from typing import Any, Protocol
 
 from mem0.vector_stores.base import VectorStoreBase
 
-Rows = Sequence[tuple[str, Mapping[str, Any]]]
+Payload = Mapping[str, Any]
+
+Rows = Sequence[tuple[str, Payload]]
 """Ids and payloads of facts."""
 
 _UNSAFE_PROVIDERS = ("FAISS", "ChromaDB")
 
 
 class Mirror(Protocol):
-    """Is told what happened to facts, after the store has done it."""
+    """Is told what is about to happen to facts, and what happened, after the store has done it."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """What is told within the block is one change."""
 
     def expect(self, ids: Sequence[str]) -> None:
         """Facts with these ids are about to be written."""
+
+    def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None:
+        """A fact is about to get another payload, or none. `held` reads the one it has."""
+
+    def losing_everything(self) -> None:
+        """All facts are about to go."""
 
     def written(self, rows: Rows) -> None: ...
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
@@ -36,7 +48,12 @@ class Mirror(Protocol):
 class _Deaf:
     """The mirror of a store that holds no facts."""
 
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def expect(self, ids: Sequence[str]) -> None: ...
+    def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None: ...
+    def losing_everything(self) -> None: ...
     def written(self, rows: Rows) -> None: ...
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
     def deleted(self, ids: Sequence[str]) -> None: ...
@@ -116,7 +133,9 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         return done
 
     def update(self, vector_id: str, vector: Any = None, payload: Mapping[str, Any] | None = None) -> Any:
-        with self._order:
+        with self._order, self._mirror.at_work():
+            if payload is not None:
+                self._mirror.losing(vector_id, partial(self._held, vector_id), payload)
             with self._lock:
                 done = self._inner.update(vector_id, vector=vector, payload=payload)
                 if payload is not None and "data" not in payload:  # some stores merge: what do they hold now?
@@ -126,7 +145,8 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             return done
 
     def delete(self, vector_id: str) -> Any:
-        with self._order:
+        with self._order, self._mirror.at_work():
+            self._mirror.losing(vector_id, partial(self._held, vector_id), None)
             with self._lock:
                 done = self._inner.delete(vector_id)
             self._mirror.deleted([vector_id])
@@ -139,11 +159,17 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         return self._clear("reset")
 
     def _clear(self, method: str) -> Any:
-        with self._order:
+        with self._order, self._mirror.at_work():
+            self._mirror.losing_everything()
             with self._lock:
                 done = getattr(self._inner, method)()
             self._mirror.cleared()
             return done
+
+    def _held(self, fact: str) -> Payload | None:
+        with self._lock:
+            payload: Payload | None = getattr(self._inner.get(fact), "payload", None)
+            return payload
 
     # -- the rest --------------------------------------------------------------------------------------------
 

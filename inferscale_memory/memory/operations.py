@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from mem0.exceptions import ValidationError as Mem0ValidationError
 from mem0.memory.main import _build_filters_and_metadata
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.index.collection import Collection
+from inferscale_memory.journal import Intent
+from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
+from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
@@ -77,28 +81,56 @@ async def add(
         return await kind.wait.result(kind.mem0.add(memory, messages, metadata=metadata, **ids, **mem0s_own))
 
 
-async def change(kind: Kind, memory: Any, method: str, *args: Any, **options: Any) -> Any:
-    """mem0's `update`, `delete` or `delete_all`. What they make forgotten is taken from the engine
-    when they end."""
+async def change(
+    kind: Kind, memory: Any, method: str, *args: Any, whole: Intent | None = None, **options: Any
+) -> Any:
+    """mem0's `update`, `delete`, `delete_all` or `reset`. What they make forgotten is gone everywhere when they
+    end. `whole` is what the last two are."""
     core = core_of(memory)
     body = getattr(kind.mem0, method)
     if core is None:
         return await kind.wait.result(body(memory, *args, **options))
-    async with kind.wait.within(core.writes.collected()):
+    async with kind.wait.within(core.writes.collected(whole)):
         return await kind.wait.result(body(memory, *args, **options))
 
 
+async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
+    try:
+        scope = Scope.of(_build_filters_and_metadata(**ids)[1])
+    except (ValueError, Mem0ValidationError):  # mem0 says so itself
+        return await change(kind, memory, "delete_all", **dict[str, Any](ids))
+    return await change(kind, memory, "delete_all", whole=Intent(DELETE_ALL, scope=scope.key), **ids)
+
+
 async def reset(kind: Kind, memory: Any) -> Any:
-    """mem0's `reset`. Its async one closes an embedded Qdrant before it turns to the entities, which then stay,
-    so they go first."""
-    if core_of(memory) is not None and memory._entity_store is not None:
-        await kind.wait.call(memory._entity_store.reset)
+    """mem0's `reset`. Its sync one leaves the entities when it has not opened their store before, and its async one
+    closes an embedded Qdrant before it turns to them, so they go first."""
+    core = core_of(memory)
+    if core is not None:
+        await kind.wait.call(core.entities.clear)
         memory._entity_store = None
-    return await change(kind, memory, "reset")
+    return await change(kind, memory, "reset", whole=Intent(RESET))
+
+
+async def expire(kind: Kind, memory: Any) -> int:
+    expired = await kind.wait.call(behind(memory).expired)
+    for number, fact in enumerate(expired):
+        try:
+            await change(kind, memory, "delete", fact)
+        except ValueError:  # somebody else was quicker
+            expired[number] = ""
+    return len([fact for fact in expired if fact])
 
 
 async def flush(kind: Kind, memory: Any, progress: Progress | None, timeout: float | None) -> None:
-    await kind.wait.call(behind(memory).encoder.flush, progress, timeout)
+    core = behind(memory)
+    await kind.wait.call(core.writes.expire)
+    await kind.wait.call(core.encoder.flush, progress, timeout)
+
+
+async def audit(kind: Kind, memory: Any, text: str) -> Audit:
+    core = behind(memory)
+    return await kind.wait.call(audited, core, files_of(core.folder, memory.config), text)
 
 
 # -- asking --------------------------------------------------------------------------------------------------
@@ -158,7 +190,11 @@ async def prepare(
 async def search(
     kind: Kind, memory: Any, text: str, ids: Ids, k: int, filters: Filters | None
 ) -> Sequence[Result]:
-    """mem0's own search for a prompt, without its threshold: k memories come if there are k."""
+    """mem0's own search for a prompt, without its threshold: k memories come if there are k. What has expired is put
+    away first, so that a conversation that shows it is composed anew."""
+    core = core_of(memory)
+    if core is not None:
+        await kind.wait.call(core.writes.expire)
     wanted = {**(filters or {}), **{name: value for name, value in ids.items() if value is not None}}
     token = _recalling.set(True)
     try:
@@ -175,6 +211,13 @@ def threshold_of_search(threshold: float | None) -> float | None:
 
 
 # -- lifetime ------------------------------------------------------------------------------------------------
+
+
+def recover(memory: Any) -> None:
+    """Finish what a crash has cut off, before anybody sees the memory."""
+    core = core_of(memory)
+    if core is not None:
+        core.recover()
 
 
 def behind(memory: Any) -> Core:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from inferscale_memory.engine.base import EncodeRequest, Span
 from inferscale_memory.journal import Context, Fact, Journal, Turn
+from inferscale_memory.memory.scope import turn_tag
 from inferscale_memory.memory.words import Words
 from inferscale_memory.prompt import EncodePlan, PromptTemplate, plan_session
 from inferscale_memory.prompt import Turn as Line
@@ -59,6 +60,12 @@ class _Item:
     turn: int | None
     fact: Fact | None
     says: tuple[Fact, ...]
+
+    def tags(self, owner: str) -> list[str]:
+        """What the engine is to know it by. A turn that no fact was drawn from may be forgotten too."""
+        if not self.says and self.turn is not None:
+            return [turn_tag(owner, self.turn)]
+        return [fact.tag for fact in self.says]
 
 
 def fact_words(fact: Fact) -> Words:
@@ -137,12 +144,11 @@ class Planner:
             Kept(fact, _context(group[first:number])) for fact, number in zip(facts, plan.kept, strict=True)
         )
         stand = group[first : plan.kept[-1] + 1]
+        owner = facts[0].owner
         mentions = [
-            (fact.tag, start) for item, start in zip(stand, starts, strict=True) for fact in item.says
+            (tag, start) for item, start in zip(stand, starts, strict=True) for tag in item.tags(owner)
         ]
-        request = EncodeRequest(
-            facts[0].owner, plan.ids, tuple(Span(*span) for span in plan.spans), tuple(mentions)
-        )
+        request = EncodeRequest(owner, plan.ids, tuple(Span(*span) for span in plan.spans), tuple(mentions))
         return Planned(request, kept, tuple(_distinct(fact for item in stand for fact in item.says)))
 
     def _laid_out(self, plan: EncodePlan, group: Sequence[_Item]) -> tuple[int, list[int]]:

@@ -98,6 +98,10 @@ class Recall:
     def _tokenize(self, line: str) -> tuple[int, ...]:
         return self._engine.template.fact_ids(line)
 
+    def forget_lines(self) -> None:
+        """Drop the lines that are kept with their ids: some may be of facts that were just forgotten."""
+        self._line_ids.cache_clear()
+
     # -- before the answer -----------------------------------------------------------------------------------
 
     def read(self, results: Sequence[Result]) -> list[Found]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 IDS = ("user_id", "agent_id", "run_id")
 
@@ -25,6 +25,12 @@ class Scope:
         found = {name: str(ids[name]).strip() for name in IDS if ids.get(name) is not None}
         return cls(**{name: value for name, value in found.items() if value})
 
+    @classmethod
+    def read(cls, key: str) -> Scope:
+        """The scope of a `key`, ours or mem0's, whose ids stand in another order."""
+        pairs = (part.partition("=") for part in key.split("&"))
+        return cls.of({name: unquote(value) for name, _, value in pairs if name in IDS})
+
     @property
     def ids(self) -> dict[str, str]:
         """Those that are set."""
@@ -38,6 +44,10 @@ class Scope:
             return f"{name.removesuffix('_id')}:{value}"
         return ""
 
+    def covers(self, other: Scope) -> bool:
+        """Whether `other` carries every id of this one: mem0's filters find it then."""
+        return self.ids.items() <= other.ids.items()
+
     @property
     def key(self) -> str:
         """All ids as one string: windows never cross it."""
@@ -47,3 +57,8 @@ class Scope:
 def fact_tag(owner: str, fact: str) -> str:
     """The name under which an engine knows the text of a fact; it gives neither away."""
     return blake2b(f"{owner}\0{fact}".encode(), digest_size=12).hexdigest()
+
+
+def turn_tag(owner: str, turn: int) -> str:
+    """The same for a turn that no fact was drawn from."""
+    return fact_tag(owner, f"turn {turn}")

@@ -1,35 +1,48 @@
 """The write path: the turn log before mem0 runs, the journal in step with mem0's store, encoding behind both.
 
-A fact is acknowledged when the store and the journal have it. It must never lose a fact because of a blob.
-
-Not yet here (the drop-in issue adds it): reconciling store and journal after a crash between the two, and
-scrubbing forgotten text from mem0's history.
+A fact is acknowledged when the store and the journal have it, and forgotten when nothing says it any more. What a
+call is about to do is noted first, so that a start after a crash can finish it. It must never lose a fact because
+of a blob.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
 
-from inferscale_memory.journal import Fact, Forgotten, Journal, NewTurn, Turn
+from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Turn
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.mirror import Rows
+from inferscale_memory.memory.forgetting import (
+    ADD,
+    DELETE,
+    DELETE_ALL,
+    EXPIRE,
+    RESET,
+    UPDATE,
+    Forgetting,
+)
+from inferscale_memory.memory.mirror import Payload, Rows
 from inferscale_memory.memory.plan import fact_words
-from inferscale_memory.memory.scope import Scope, fact_tag
-from inferscale_memory.memory.words import words_of
+from inferscale_memory.memory.scope import Scope, fact_tag, turn_tag
+from inferscale_memory.memory.words import is_expired, last_day, today, words_of
 
 
 @dataclass(slots=True)
 class _Batch:
     """What one call of the user's does: its turns, the facts it writes, and what it makes forgotten.
+
+    `whole` is the call itself where it deletes everything of a scope. `lost` are the facts that go: `announced` by
+    id first, `told` when it has happened. `begun` are the numbers under which the journal has noted all this. With
+    `resumed` the call was cut off by a crash, and is finished at the next start, which is no reason to start an
+    engine.
 
     A thread of a cancelled coroutine may still write when the call has ended: `open` says whether what it does
     is still carried out with the rest.
@@ -41,6 +54,12 @@ class _Batch:
     taken: set[int] = field(default_factory=set)
     written: list[str] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
+    whole: Intent | None = None
+    lost: list[Intent] = field(default_factory=list)
+    announced: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    begun: list[int] = field(default_factory=list)
+    resumed: bool = False
     open: bool = True
     lock: RLock = field(default_factory=RLock)
 
@@ -58,11 +77,19 @@ def owner_under_way() -> str | None:
 class WritePath:
     """Told by the face what is said, and by the mirror what becomes of facts."""
 
-    def __init__(self, journal: Journal, engine: LazyEngine, encoder: Encoder, at_hand: AtHand) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        engine: LazyEngine,
+        encoder: Encoder,
+        at_hand: AtHand,
+        forgetting: Forgetting,
+    ) -> None:
         self._journal = journal
         self._engine = engine
         self._encoder = encoder
         self._at_hand = at_hand
+        self._forgetting = forgetting
 
     # -- told by the face ------------------------------------------------------------------------------------
 
@@ -70,21 +97,64 @@ class WritePath:
     def saying(self, scope: Scope, turns: Sequence[NewTurn]) -> Iterator[None]:
         """Log `turns`, and link the facts that are written within the block to them. They are encoded
         together, when the block is left. What mem0 refuses is taken out of the log again."""
-        logged = self._journal.append_turns(scope.key, turns, one_session=scope.run_id is not None)
-        batch = _Batch(self, scope, logged)
+        with self._journal.together():
+            logged = self._journal.append_turns(scope.key, turns, one_session=scope.run_id is not None)
+            begun = self._journal.begin(
+                Intent(ADD, scope=scope.key, turns=tuple(turn.number for turn in logged))
+            )
+        batch = _Batch(self, scope, logged, begun=[begun])
         try:
             with self._collected(batch):
                 yield
         except (ValueError, Mem0ValidationError):
             if not batch.written:
                 self._journal.redact_turns(turn.number for turn in logged)
+                self._journal.scrub([turn.text for turn in logged if turn.text])
             raise
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """What is forgotten within the block is taken from the engine at once when it is left."""
-        with self._collected(_Batch(self)):
+    def collected(self, whole: Intent | None = None) -> Iterator[None]:
+        """What is lost within the block is forgotten everywhere when it is left. `whole` is a call that deletes
+        everything of a scope, or of all; where it fails only what it did is forgotten."""
+        batch = _Batch(self, whole=whole)
+        if whole is not None:
+            batch.begun.append(self._journal.begin(whole))
+        with self._collected(batch):
+            try:
+                yield
+            except BaseException:
+                batch.whole = None
+                raise
+
+    @contextmanager
+    def resumed(self, number: int, intent: Intent) -> Iterator[None]:
+        """Finish within the block what was begun before a crash."""
+        batch = _Batch(self, begun=[number], resumed=True)
+        if intent.kind == ADD:
+            batch.scope, batch.turns = Scope.read(intent.scope), self._journal.turns(intent.turns)
+        elif intent.kind in (DELETE_ALL, RESET):
+            batch.whole = intent
+        else:
+            batch.lost.append(intent)
+            batch.announced.add(intent.fact)
+        with self._collected(batch):
             yield
+
+    def expire(self, *, resumed: bool = False) -> None:
+        """Facts whose last day has passed leave prompts, blobs, windows, turns and messages. The store keeps
+        them, as mem0 does, until they are deleted."""
+        expired = self._journal.facts(self._journal.expired(today()))
+        if not expired:
+            return
+        batch = _Batch(self, resumed=resumed)
+        with self._collected(batch):
+            for fact in expired.values():
+                self._lose(batch, EXPIRE, fact.fact, fact.scope, fact.text)
+            self.deleted(list(expired))
+
+    def scrub(self, number: int) -> None:
+        """Finish a call of which only the scrub was left: what it had forgotten is not known any more."""
+        self._forgetting.complete([], None, [number], resumed=True)
 
     @contextmanager
     def _collected(self, batch: _Batch) -> Iterator[None]:
@@ -97,8 +167,36 @@ class WritePath:
 
     # -- told by the mirror ----------------------------------------------------------------------------------
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        batch = _under_way.get()
+        if batch is not None and batch.path is self and batch.open:
+            yield
+        else:
+            with self.collected():
+                yield
+
     def expect(self, ids: Sequence[str]) -> None:
         self._journal.allow(list(ids))
+
+    def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None:
+        payload = held()
+        if payload is None:
+            return
+        if becomes is not None and is_expired(payload) and not is_expired({**payload, **becomes}):
+            self._journal.allow([fact])  # it had been put away
+        text = str(payload.get("data") or "")
+        if becomes is not None and becomes.get("data", text) == text:
+            return
+        kind = DELETE if becomes is None else UPDATE
+        with self._batch() as batch:
+            self._lose(batch, kind, fact, Scope.of(payload).key, text)
+
+    def losing_everything(self) -> None:
+        with self._batch() as batch:
+            if batch.whole is None:
+                batch.whole = Intent(RESET)
+                batch.begun.append(self._journal.begin(batch.whole))
 
     def written(self, rows: Rows) -> None:
         with self._batch() as batch:
@@ -113,15 +211,27 @@ class WritePath:
 
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None:
         known = self._journal.facts([fact]).get(fact)
-        if known is None:
-            self.written([(fact, payload)])
-            return
         with self._batch() as batch:
-            self._reword(batch, known, payload)
+            batch.told.add(fact)
+            if known is None:
+                self.written([(fact, payload)])
+            else:
+                self._reword(batch, known, payload)
+            for loss in batch.lost:
+                if loss.fact == fact and loss.kind == UPDATE:
+                    self._forgetting.unlink(loss)
 
     def deleted(self, ids: Sequence[str]) -> None:
         with self._batch() as batch:
-            batch.forgotten.append(self._journal.forget_facts(list(ids)))
+            forgotten = self._journal.forget_facts(list(ids))
+            batch.forgotten.append(forgotten)
+            batch.told.update(ids)
+            # A call that was cancelled has ended without the thread that deletes for it.
+            batch.lost += [
+                Intent(DELETE, fact.fact, fact.scope, (fact.text,))
+                for fact in forgotten.facts
+                if fact.fact not in batch.announced
+            ]
 
     def cleared(self) -> None:
         with self._batch() as batch:
@@ -154,7 +264,7 @@ class WritePath:
         """The fact behind a payload, linked to the turns of the batch it came from. None for what is no
         fact."""
         scope, words = Scope.of(payload), words_of(payload)
-        if not scope.owner or not words.text:
+        if not scope.owner or not words.text or is_expired(payload):
             return None
         itself, sources = None, list[Turn]()
         if batch.turns and batch.scope == scope:
@@ -177,34 +287,69 @@ class WritePath:
             session=sources[-1].session if sources else None,
             turns=tuple(turn.number for turn in sources),
             verbatim=itself is not None,
+            expires=last_day(payload),
         )
 
     def _reword(self, batch: _Batch, known: Fact, payload: Mapping[str, Any]) -> None:
-        """The words of a known fact are those of `payload` now. Its turns said the old ones."""
-        words = words_of(payload)
-        if words.line == fact_words(known).line:
+        """What a known fact says is what `payload` says now. With another text it has no turns: they said the
+        old one."""
+        words, expires = words_of(payload), last_day(payload)
+        fact = replace(known, text=words.text, speaker=words.speaker, when=words.when, expires=expires)
+        if fact == known:
             return
-        fact = Fact(
-            known.fact,
-            known.owner,
-            known.scope,
-            known.tag,
-            words.text,
-            words.speaker,
-            words.when,
-            session=known.session,
-        )
+        if fact.text != known.text:
+            fact = replace(fact, turns=(), verbatim=False)
+        if fact_words(fact).line == fact_words(known).line:
+            self._journal.write_facts([fact])
+            return
         batch.forgotten.append(self._journal.reword_fact(fact))
         batch.written.append(fact.fact)
+
+    def _lose(self, batch: _Batch, kind: str, fact: str, scope: str, text: str) -> None:
+        """Note that `text` goes, and with it the turns it came from."""
+        known = self._journal.facts([fact]).get(fact)
+        turns = self._journal.turns(known.turns) if known is not None else []
+        loss = Intent(kind, fact, scope, (text, *(turn.text for turn in turns if turn.text)))
+        batch.lost.append(loss)
+        batch.announced.add(fact)
+        if batch.whole is None:  # which is noted itself
+            batch.begun.append(self._journal.begin(loss))
 
     def _carry_out(self, batch: _Batch) -> None:
         with batch.lock:
             batch.open = False
         try:
+            self._settle(batch)
+            if batch.lost or batch.whole is not None:
+                batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
+                self._forgetting.complete(batch.lost, batch.whole, batch.begun, resumed=batch.resumed)
+            else:
+                self._journal.finish(batch.begun)
+        finally:
+            self._follow(batch)
+
+    def _settle(self, batch: _Batch) -> None:
+        """Find out about facts whose loss was announced and not told: the store has refused, or it has failed
+        after all was done."""
+        for loss in [loss for loss in batch.lost if loss.fact not in batch.told]:
+            held = self._forgetting.held(loss.fact)
+            if held is not None and held.get("data") == loss.words[0]:
+                batch.lost.remove(loss)
+            elif held is None:
+                batch.forgotten.append(self._journal.forget_facts([loss.fact]))
+            else:
+                known = self._journal.facts([loss.fact]).get(loss.fact)
+                if known is not None:
+                    self._reword(batch, known, held)
+
+    def _follow(self, batch: _Batch) -> None:
+        """Blobs follow the facts."""
+        try:
             self._drop(batch.forgotten)
         finally:
-            bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
-            self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=True)
+            if not batch.resumed:
+                bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
+                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=True)
 
     def _drop(self, forgotten: Sequence[Forgotten]) -> None:
         """Take blobs and cached blocks from the engine. An engine that was never started holds nothing."""
@@ -213,8 +358,11 @@ class WritePath:
         for what in forgotten:
             for entry in what.blobs:
                 keys.setdefault(entry.owner, {})[entry.key] = None
-            for fact in what.facts:
+            for fact in (*what.facts, *what.touched):
                 tags.setdefault(fact.owner, {})[fact.tag] = None
+            for scope, turn in what.turns:
+                owner = Scope.read(scope).owner
+                tags.setdefault(owner, {})[turn_tag(owner, turn)] = None
         engine = self._engine.started
         for owner in dict.fromkeys([*keys, *tags]):
             theirs = list(keys.get(owner, ()))

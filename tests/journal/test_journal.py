@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from inferscale_memory.journal import Context, Fact, Journal, LedgerEntry, NewTurn
+from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, scrub
 
 NOON = datetime(2024, 5, 12, 12, 0, tzinfo=UTC)
 MODEL = "model-1"
@@ -118,13 +119,12 @@ class TestForgetting:
         journal.forget_facts(["f"])
         assert said(journal, one.session) == ["two"]
 
-    def test_a_turn_that_said_something_else_keeps_them(self, journal: Journal) -> None:
-        [one] = journal.append_turns("a", [turn("one")])
-        journal.write_facts([fact("f", (one.number,)), fact("g", (one.number,))])
+    def test_so_does_one_that_said_something_else_too(self, journal: Journal) -> None:
+        one, two = journal.append_turns("a", [turn("one"), turn("two")])
+        journal.write_facts([fact("f", (one.number,)), fact("g", (one.number, two.number))])
         journal.forget_facts(["f"])
-        assert said(journal, one.session) == ["one"]
-        journal.forget_facts(["g"])
-        assert said(journal, one.session) == []
+        assert said(journal, one.session) == ["two"]
+        assert set(journal.facts(["f", "g"])) == {"g"}
 
     def test_facts_forgotten_together_take_the_turn_they_share(self, journal: Journal) -> None:
         [one] = journal.append_turns("a", [turn("one")])
@@ -164,6 +164,40 @@ class TestForgetting:
         assert journal.facts(["f"]) == {"f": new}
         assert said(journal, one.session) == []
 
+    def test_another_date_of_the_same_words_keeps_their_turn(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("one")])
+        old = fact("f", (one.number,), one.session)
+        journal.write_facts([old])
+        journal.enter_blob(entry(old), old, Context())
+        assert journal.reword_fact(replace(old, when=None)).blobs == (entry(old),)
+        assert said(journal, one.session) == ["one"]
+
+    def test_turns_can_be_forgotten_alone(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("one")])
+        later = fact("later")
+        journal.write_facts([later])
+        journal.enter_blob(entry(later), later, Context(turns=(one.number,)))
+        assert journal.forget_turns([one.number]).bereaved == ("later",)
+        assert said(journal, one.session) == []
+
+    def test_turns_are_found_by_their_words_and_owner(self, journal: Journal) -> None:
+        ada, run = "user_id=ada", "user_id=ada&run_id=r"
+        one, _, three, itself = journal.append_turns(
+            ada, [turn("Yes, red TEA!"), turn("red teapot"), turn("red tea"), turn("red tea")]
+        )
+        [elsewhere] = journal.append_turns(run, [turn("more red tea")])
+        for other in ("user_id=adam", "user_id=ben", "run_id=r"):
+            journal.append_turns(other, [turn("red tea")])
+        journal.write_facts([replace(fact("f", (itself.number,)), verbatim=True)])
+        found = [one.number, three.number, elsewhere.number]
+        assert sorted(journal.turns_saying(ada, "red tea")) == found
+        assert sorted(journal.turns_saying(run, "red tea")) == found
+
+    def test_turns_are_found_by_their_scope(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("one")])
+        journal.append_turns("b", [turn("two")])
+        assert journal.turns_within(lambda scope: scope == "a") == [one.number]
+
     def test_everything_can_be_forgotten(self, journal: Journal) -> None:
         [one] = journal.append_turns("a", [turn("one")])
         known = fact("f", (one.number,))
@@ -181,6 +215,84 @@ class TestForgetting:
         journal.forget_facts(["f"])
         journal.close()
         assert b"very secret" not in path.read_bytes()
+
+    def test_nothing_forgotten_survives_many_random_changes(self, journal: Journal, path: Path) -> None:
+        """Moving rows from page to page leaves copies that secure_delete does not know of."""
+        draw, living, gone = random.Random(3), dict[str, str](), list[str]()
+        for step in range(400):
+            name, word = f"f{step}", f"word{step}x{draw.getrandbits(30)}y"
+            text = word + " z" * draw.randrange(1, 900 if draw.random() < 0.9 else 4000)
+            [logged] = journal.append_turns("a", [turn(text)])
+            journal.write_facts([fact(name, (logged.number,), text=text)])
+            living[name] = word
+            if step % 3:
+                doomed = draw.choice(list(living))
+                gone.append(living.pop(doomed))
+                journal.forget_facts([doomed])
+        assert journal.scrub(gone)
+        raw = path.read_bytes() + path.with_name(path.name + "-wal").read_bytes()
+        assert [word for word in gone if word.encode() in raw] == []
+        assert [word for word in living.values() if word.encode() not in raw] == []
+
+    def test_the_log_is_empty_after_a_scrub(self, journal: Journal, path: Path) -> None:
+        journal.append_turns("a", [turn("a secret")])
+        wal = path.with_name(path.name + "-wal")
+        assert wal.stat().st_size
+        assert journal.scrub(["another"])
+        assert wal.stat().st_size == 0
+
+    def test_a_reader_that_does_not_end_is_said(
+        self, journal: Journal, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(scrub, "_PATIENCE_S", 0.05)
+        journal.append_turns("a", [turn("a secret")])
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM turns").fetchall()
+        journal.append_turns("a", [turn("another")])
+        assert not journal.scrub(["a secret"])
+        assert "does not end" in caplog.text
+        reader.close()
+        assert journal.scrub(["a secret"])
+
+
+class TestIntents:
+    def test_they_are_there_until_they_are_finished(self, journal: Journal, path: Path) -> None:
+        intents = [
+            Intent("add", scope="a", turns=(1, 2)),
+            Intent("delete", "f", "a", ('said "so"', "grüße")),
+        ]
+        first, second = (journal.begin(intent) for intent in intents)
+        journal.close()
+        again = Journal(path)
+        assert again.begun() == {first: intents[0], second: intents[1]}
+        again.finish([first])
+        assert list(again.begun()) == [second]
+        again.close()
+
+    def test_one_that_is_blank_says_nothing(self, journal: Journal) -> None:
+        number = journal.begin(Intent("delete", "f", "a", ("secret",)))
+        journal.blank([number])
+        assert journal.begun() == {number: Intent("scrub")}
+
+    def test_what_is_written_together_happens_together(self, journal: Journal) -> None:
+        def half() -> None:
+            with journal.together():
+                journal.begin(Intent("add"))
+                journal.append_turns("a", [turn("one")])
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            half()
+        assert journal.begun() == {}
+        assert journal.turns_within(lambda scope: True) == []
+
+
+class TestExpiry:
+    def test_facts_expire_when_their_last_day_has_passed(self, journal: Journal) -> None:
+        journal.write_facts([replace(fact("f"), expires="2024-05-12"), fact("g")])
+        assert journal.expired(date(2024, 5, 12)) == []
+        assert journal.expired(date(2024, 5, 13)) == ["f"]
 
 
 class TestLedger:
@@ -224,6 +336,17 @@ class TestLedger:
         journal.enter_blob(entry(of), of, Context())
         assert journal.ledger(["f"], "model-2") == {}
 
+    def test_blobs_are_found_by_the_words_in_them_and_in_their_window(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("by the blue sea")])
+        says, holds, heard, other = (fact(name) for name in ("says", "holds", "heard", "other"))
+        says = replace(says, text="The Blue Sea")
+        journal.write_facts([says, holds, heard, other])
+        journal.enter_blob(entry(says), says, Context())
+        journal.enter_blob(entry(holds), holds, Context(facts=(says,)))
+        journal.enter_blob(entry(heard), heard, Context(turns=(one.number,)))
+        journal.enter_blob(entry(other), other, Context(facts=(holds,)))
+        assert {blob.fact for blob in journal.blobs_saying("blue sea")} == {"says", "holds", "heard"}
+
     def test_lost_blobs_can_be_struck(self, journal: Journal) -> None:
         of = fact("f")
         journal.write_facts([of])
@@ -251,6 +374,20 @@ class TestFile:
         db.close()
         with pytest.raises(sqlite3.DatabaseError, match="format 99"):
             Journal(path)
+
+    def test_a_journal_of_the_first_format_is_read_on(self, journal: Journal, path: Path) -> None:
+        journal.write_facts([fact("f")])
+        journal.close()
+        db = sqlite3.connect(path)
+        db.executescript(
+            "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words;"
+            "ALTER TABLE facts DROP COLUMN expires; PRAGMA user_version = 1"
+        )
+        db.close()
+        again = Journal(path)
+        assert again.facts(["f"]) == {"f": fact("f")}
+        assert again.begun() == {}
+        again.close()
 
     def test_closing_twice_is_harmless(self, journal: Journal) -> None:
         journal.close()

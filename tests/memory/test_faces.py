@@ -80,7 +80,7 @@ class TestIdentity:
         ours, mem0s = (getattr(kind[face], method) for kind in (OURS, MEM0S))
         assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(mem0s)
 
-    @pytest.mark.parametrize("name", ["chat", "prepare", "flush"])
+    @pytest.mark.parametrize("name", ["chat", "prepare", "flush", "expire", "audit"])
     def test_our_own_methods_have_the_same_arguments_on_both(self, name: str) -> None:
         ours, other = (inspect.signature(getattr(OURS[kind], name)) for kind in ("sync", "async"))
         assert list(ours.parameters) == list(other.parameters)
@@ -180,7 +180,8 @@ class TestResults:
             seen.append(memory.get(tea))
             seen.append(memory.delete(memory_id=tea))
             seen.append(memory.get(tea))
-            seen.append([{**event, "id": None} for event in memory.history(tea)])
+            texts = {"old_memory": None, "new_memory": None}  # which ours has forgotten
+            seen.append([{**event, "id": None, **texts} for event in memory.history(tea)])
             seen.append(memory.delete_all(**ADA))
             seen.append(memory.get_all(filters=ADA))
             seen.append(memory.get_all(filters=BEN))

@@ -9,7 +9,8 @@ import pytest
 
 from inferscale_memory.memory import Memory
 from tests.memory.conftest import OpenMemory
-from tests.memory.saying import ADA, BEN, injected, say, texts
+from tests.memory.saying import ADA, BEN, MAY, injected, say, texts
+from tests.memory.test_faces import Extractor
 from tests.memory.watched import WatchedEngine
 
 STORY = ("I bought a red bicycle", "It was stolen in Lisbon", "The police found it again")
@@ -167,6 +168,24 @@ def _once(engine: WatchedEngine, act: object) -> None:
     engine.before_return = lambda: None
     assert callable(act)
     act()
+
+
+def test_cached_blocks_with_a_turn_that_made_no_fact_are_forgotten_with_what_it_says(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    [fact] = say(memory, STORY[0])
+    memory.llm = Extractor()
+    memory.add(f"You know, {STORY[0]}!", **ADA, timestamp=MAY)
+    say(memory, STORY[1])
+    memory.flush()
+    [turn] = {tag for tag, _ in engine.encoded_facts[-1].mentions} - {
+        part.tag for part in memory.prepare(QUESTION, **ADA).prompt.segments
+    }
+    assert "You know" in engine.text(engine.encoded_facts[-1])
+    memory.delete(fact)
+    assert turn in {tag for _, _, tags in engine.forgotten for tag in tags}
+    memory.flush()
+    assert "You know" not in engine.text(engine.encoded_facts[-1])
 
 
 def test_deleting_does_not_start_an_engine(open_memory: OpenMemory, model: Path) -> None:

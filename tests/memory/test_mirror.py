@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -26,6 +27,18 @@ class Events:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.lost: list[Any] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        yield
+
+    def losing(self, fact: str, held: Callable[[], Any], becomes: Any) -> None:
+        payload = held()
+        self.lost.append((fact, payload and payload["data"], becomes and becomes["data"]))
+
+    def losing_everything(self) -> None:
+        self.lost.append("everything")
 
     def expect(self, ids: Sequence[str]) -> None:
         self.told.append(("expect", list(ids)))
@@ -76,6 +89,18 @@ def test_updates_and_deletes_are_told(store: Any, events: Events) -> None:
     store.update(vector_id=IDS[0], vector=[0, 1.0, 0, 0], payload=row("new"))
     store.delete(vector_id=IDS[0])
     assert events.told[2:] == [("updated", (IDS[0], "new")), ("deleted", IDS[:1])]
+    assert events.lost == [(IDS[0], "one", "new"), (IDS[0], "new", None)]
+
+
+def test_what_is_to_be_lost_is_told_even_if_the_store_then_fails(
+    store: Any, events: Events, monkeypatch: Any
+) -> None:
+    store.insert([[1.0, 0, 0, 0]], [row("one")], IDS[:1])
+    monkeypatch.setattr(store._inner, "delete", MagicMock(side_effect=RuntimeError("disk full")))
+    with pytest.raises(RuntimeError, match="disk full"):
+        store.delete(vector_id=IDS[0])
+    assert events.lost == [(IDS[0], "one", None)]
+    assert "deleted" not in [what for what, _ in events.told]
 
 
 def test_an_update_of_the_vector_alone_changes_no_words(store: Any, events: Events) -> None:
@@ -89,6 +114,7 @@ def test_clearing_is_told(store: Any, events: Events) -> None:
     store.reset()
     store.delete_col()
     assert events.told == [("cleared", None)] * 2
+    assert events.lost == ["everything"] * 2
 
 
 def test_everything_else_is_the_stores_own(store: Any) -> None:

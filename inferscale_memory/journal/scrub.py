@@ -1,0 +1,73 @@
+"""Deleted text leaves an SQLite file: its write-ahead log, its free pages, and the free room within pages.
+
+`secure_delete` zeroes what is deleted where it lies, not the copies that SQLite leaves in a page when it moves rows
+to another. So the file is looked through for the words, and written anew when they are still there. It must never
+believe that something is gone: it looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Collection
+from time import monotonic, sleep
+
+from inferscale_memory.journal.traces import find, spellings
+
+_PATIENCE_S = 5.0
+_PAUSE_S = 0.005
+_LOOKED_FOR = 64
+"""Beyond so many texts the file is written anew without a look."""
+
+_log = logging.getLogger(__name__)
+
+
+def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) -> bool:
+    """Leave nothing of `words` in the file of `db`, which must not be in a transaction. Somebody who reads the
+    file and does not end is said in the log; then the answer is False.
+
+    Args:
+        words: what was deleted; None for whatever it was.
+        living: a query that gives a row when a row that was not deleted says `:text`. Then the text is no
+            secret, and copies of it are not looked for.
+    """
+    patience = db.execute("PRAGMA busy_timeout").fetchone()[0]
+    db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_S)}")
+    try:
+        clean = _empty_log(db)
+        if _is_left(db, words, living):
+            db.execute("VACUUM")
+            clean = _empty_log(db)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+        clean = False
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {patience}")
+    if not clean:
+        _log.warning(
+            "a database is being read by somebody who does not end: what was just deleted stays in its file until "
+            "the next start"
+        )
+    return clean
+
+
+def _empty_log(db: sqlite3.Connection) -> bool:
+    """Move the write-ahead log into the file and truncate it. SQLite does not wait for another connection that
+    does the same, whatever its timeout."""
+    deadline = monotonic() + _PATIENCE_S
+    while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        if monotonic() > deadline:
+            return False
+        sleep(_PAUSE_S)
+    return True
+
+
+def _is_left(db: sqlite3.Connection, words: Collection[str] | None, living: str) -> bool:
+    if words is None or len(words) > _LOOKED_FOR:
+        return True
+    gone = [text for text in words if text and db.execute(living, {"text": text}).fetchone() is None]
+    if not gone:
+        return False
+    image = db.serialize()
+    return bool(find(image, [spelling for text in gone for spelling in spellings(text)]))

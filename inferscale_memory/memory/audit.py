@@ -1,0 +1,68 @@
+"""Looks for a text everywhere a memory could have left it, so that forgetting need not be believed.
+
+It must never show or write the text, and answers for the literal text alone: what says the same in other words is
+another text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferscale_memory.journal.traces import search_files, spellings
+from inferscale_memory.memory.core import Core
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A byte in a file at which the text begins."""
+
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What was found of a text.
+
+    Attributes:
+        found: places in files, in any case of its letters, as it is or escaped as JSON.
+        blobs: keys of the blobs that the engine holds of facts that say it, or behind a window that does.
+    """
+
+    found: tuple[Place, ...]
+    blobs: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether it is nowhere."""
+        return not self.found and not self.blobs
+
+
+def audited(core: Core, files: Sequence[Path], text: str) -> Audit:
+    """Raises ValueError on an empty text."""
+    if not text.strip():
+        raise ValueError("the text to look for is empty: pass the words that were to be forgotten")
+    found = search_files(files, spellings(text.strip()))
+    return Audit(tuple(Place(file, offset) for file, offset in found), tuple(core.blobs_saying(text.strip())))
+
+
+def files_of(folder: Path, mem0: Any) -> list[Path]:
+    """Every file of a memory: its folder, and what its configuration of mem0 puts elsewhere."""
+    store = getattr(getattr(mem0, "vector_store", None), "config", None)
+    places = [
+        folder,
+        *(getattr(owner, name, None) for owner, name in ((mem0, "history_db_path"), (store, "path"))),
+    ]
+    files = (file for place in places if isinstance(place, str | Path) for file in _files(Path(place)))
+    return sorted({file.absolute() for file in files})
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """The files in a folder, or a file and what SQLite puts beside it."""
+    if place.is_dir():
+        yield from (file for file in place.rglob("*") if file.is_file())
+    elif place.is_file():
+        yield from (file for file in place.parent.glob(f"{place.name}*") if file.is_file())

@@ -1,0 +1,313 @@
+"""What is deleted, reworded or expired is in no file any more, on either face and on every store."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.memory.entities import rows_of
+from tests.memory.conftest import OpenFace
+from tests.memory.faces import Settled
+from tests.memory.raw import files_with
+from tests.memory.saying import ADA, BEN
+from tests.memory.stores import STORES
+from tests.memory.test_faces import Extractor
+
+SECRET = "My safe opens with 4711-Quäker"
+OTHER = "I water the ficus on Mondays"
+BENS = "Ben keeps bees in the attic"
+LISBON = "Ada moved to Lisbon in spring"
+ENTITY_IDS = [f"{number:08d}-0000-0000-0000-00000000000e" for number in range(2)]
+
+
+@pytest.fixture(params=STORES)
+def provider(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def open_(open_face: OpenFace, provider: str) -> OpenFace:
+    def open_on(**options: Any) -> Settled:
+        return open_face(vector_store={"provider": provider}, **options)
+
+    return open_on
+
+
+@pytest.fixture
+def memory(open_: OpenFace) -> Settled:
+    return open_()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+def add(memory: Settled, *texts: str, **who: str) -> list[str]:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return [result["id"] for result in memory.add(messages, **(who or ADA), infer=False)["results"]]
+
+
+def extract(memory: Settled, said: str, *facts: str, **who: str) -> list[str]:
+    """`add` with a model that draws `facts` out of what was said; their ids."""
+    memory.itself.llm = Extractor(*facts)
+    return [result["id"] for result in memory.add(said, **(who or ADA))["results"]]
+
+
+def table(folder: Path, file: str, query: str) -> list[Any]:
+    db = sqlite3.connect(folder / file)
+    rows = db.execute(query).fetchall()
+    db.close()
+    return rows
+
+
+def linked(memory: Settled) -> dict[str, list[str]]:
+    """Entity -> the memories that name it."""
+    return {
+        row.payload["data"]: row.payload["linked_memory_ids"]
+        for row in rows_of(memory.itself.entity_store.list(filters=ADA, top_k=100))
+    }
+
+
+def link(memory: Settled, entity: str, ids: list[str], number: int = 0) -> None:
+    """As mem0 does where spaCy is installed."""
+    memory.itself.entity_store.insert(
+        vectors=[memory.itself.embedding_model.embed(entity)],
+        ids=[ENTITY_IDS[number]],
+        payloads=[{"data": entity, "entity_type": "PLACE", "linked_memory_ids": sorted(ids), **ADA}],
+    )
+
+
+class TestDelete:
+    def test_the_text_is_in_no_file_when_the_call_returns(self, memory: Settled, folder: Path) -> None:
+        secret, _ = add(memory, SECRET, OTHER)
+        add(memory, BENS, **BEN)
+        assert files_with(folder, "4711-Q") != []
+        memory.delete(secret)
+        assert files_with(folder, "4711-Q") == []
+        assert memory.audit(SECRET).clean
+        assert files_with(folder, OTHER) != []
+        assert [found["memory"] for found in memory.get_all(filters=BEN)["results"]] == [BENS]
+
+    def test_nor_are_the_turns_and_messages_it_was_drawn_from(self, memory: Settled, folder: Path) -> None:
+        secret, _ = extract(memory, "Note 4711-Quaker, and the ficus", "Ada has a safe code", OTHER)
+        extract(memory, "Mind the bees", BENS, **BEN)
+        memory.delete(secret)
+        assert files_with(folder, "4711-Q") == []
+        assert files_with(folder, "safe code") == []
+        assert [row["memory"] for row in memory.get_all(filters=ADA)["results"]] == [OTHER]
+        assert table(folder, "history.db", "SELECT content FROM messages") == [("Mind the bees",)]
+
+    def test_nor_is_what_was_said_again_and_made_no_fact(self, memory: Settled, folder: Path) -> None:
+        [secret] = add(memory, SECRET)
+        extract(memory, f"As I said: {SECRET.lower()}!")
+        memory.delete(secret)
+        assert files_with(folder, "4711-Q") == []
+        assert memory.audit(SECRET).clean
+
+    def test_a_fact_that_says_the_same_stays(self, memory: Settled, folder: Path) -> None:
+        one, other = add(memory, SECRET, SECRET)
+        [bens] = add(memory, SECRET, **BEN)
+        memory.delete(one)
+        assert memory.get(other)["memory"] == memory.get(bens)["memory"] == SECRET
+        turns = table(folder, "journal.sqlite", "SELECT text FROM turns ORDER BY number")
+        assert turns == [(None,), (SECRET,), (SECRET,)]
+
+    def test_its_events_stay_without_the_text(self, memory: Settled) -> None:
+        [secret] = add(memory, SECRET)
+        memory.update(secret, OTHER)
+        before = memory.history(secret)
+        memory.delete(secret)
+        after = memory.history(secret)
+        assert [event["event"] for event in after] == ["ADD", "UPDATE", "DELETE"]
+        assert [event["id"] for event in after[:2]] == [event["id"] for event in before]
+        assert {event[name] for event in after for name in ("old_memory", "new_memory")} == {None}
+        assert all(event["created_at"] for event in after)
+        assert after[-1]["is_deleted"]
+
+    def test_entities_are_unlinked_in_a_process_that_never_opened_them(
+        self, open_: OpenFace, folder: Path
+    ) -> None:
+        before = open_()
+        secret, other = add(before, LISBON, OTHER)
+        link(before, "Lisbon", [secret])
+        link(before, "Ada", [secret, other], 1)
+        before.close()
+        memory = open_()
+        assert memory.itself._entity_store is None
+        memory.delete(secret)
+        assert linked(memory) == {"Ada": [other]}
+        assert files_with(folder, "Lisbon") == []
+
+    def test_what_the_journal_never_knew_is_forgotten_too(self, open_: OpenFace, folder: Path) -> None:
+        before = open_()
+        [secret] = extract(before, f"It is so: {SECRET}", SECRET)
+        before.close()
+        for file in folder.glob("journal.sqlite*"):
+            file.unlink()
+        memory = open_()
+        memory.delete(secret)
+        assert files_with(folder, "4711-Q") == []
+
+    def test_what_mem0_refused_to_add_is_not_kept(self, memory: Settled, folder: Path) -> None:
+        with pytest.raises(Exception, match="Invalid"):
+            memory.add(SECRET, **ADA, memory_type="nonsense", infer=False)
+        assert files_with(folder, "4711-Q") == []
+
+    @pytest.mark.parametrize("method", ["delete", "update", "delete_all"])
+    def test_what_the_store_refuses_to_lose_keeps_everything(
+        self, memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    ) -> None:
+        [fact] = extract(memory, f"I tell you: {SECRET}", SECRET)
+        store = memory.itself.vector_store._inner
+        for name in ("delete", "update", "list"):
+            monkeypatch.setattr(store, name, MagicMock(side_effect=RuntimeError("disk full")))
+        calls = {"delete": ([fact], {}), "update": ([fact, OTHER], {}), "delete_all": ([], ADA)}
+        args, options = calls[method]
+        with pytest.raises(RuntimeError, match="disk full"):
+            getattr(memory, method)(*args, **options)
+        assert memory.history(fact)[0]["new_memory"] == SECRET
+        assert table(folder, "history.db", "SELECT count(*) FROM messages") == [(1,)]
+        assert table(folder, "journal.sqlite", "SELECT text IS NULL FROM turns") == [(0,)]
+        assert table(folder, "journal.sqlite", "SELECT count(*) FROM intents") == [(0,)]
+
+    def test_what_the_store_has_lost_before_it_failed_is_forgotten(
+        self, memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [fact] = add(memory, SECRET)
+        store = memory.itself.vector_store._inner
+        delete = store.delete
+
+        def half(vector_id: str) -> None:
+            delete(vector_id)
+            raise RuntimeError("connection lost")
+
+        monkeypatch.setattr(store, "delete", half)
+        with pytest.raises(RuntimeError, match="connection lost"):
+            memory.delete(fact)
+        assert files_with(folder, "4711-Q") == []
+
+
+class TestUpdate:
+    def test_the_old_words_are_in_no_file_and_the_new_ones_are(self, memory: Settled, folder: Path) -> None:
+        [secret] = extract(memory, f"I tell you: {SECRET}", SECRET)
+        memory.update(secret, OTHER)
+        assert files_with(folder, "4711-Q") == []
+        assert memory.get(secret)["memory"] == OTHER
+        [added, updated] = memory.history(secret)
+        assert (added["new_memory"], updated["old_memory"], updated["new_memory"]) == (None, None, OTHER)
+
+    def test_entities_of_the_old_words_are_unlinked(self, open_: OpenFace) -> None:
+        before = open_()
+        [fact] = add(before, LISBON)
+        link(before, "Lisbon", [fact])
+        before.close()
+        memory = open_()
+        memory.update(fact, OTHER)
+        assert "Lisbon" not in linked(memory)
+
+    def test_metadata_alone_forgets_nothing(self, memory: Settled, folder: Path) -> None:
+        [fact] = add(memory, OTHER)
+        memory.update(fact, metadata={"date": "2024-05-12"})
+        assert table(folder, "journal.sqlite", "SELECT text FROM turns") == [(OTHER,)]
+        assert {event["new_memory"] for event in memory.history(fact)} == {OTHER}
+
+
+class TestDeleteAll:
+    def test_messages_turns_and_texts_of_the_scope_go_and_others_stay(
+        self, memory: Settled, folder: Path
+    ) -> None:
+        [secret, _] = extract(memory, "Note 4711-Quaker, will you", SECRET, OTHER)
+        extract(memory, "Nothing to remember about 4711-Quaker", **ADA, run_id="r1")
+        extract(memory, "Mind the bees", BENS, **BEN)
+        memory.delete_all(**ADA)
+        assert files_with(folder, "4711-Q") == files_with(folder, "ficus") == []
+        assert table(folder, "history.db", "SELECT content FROM messages") == [("Mind the bees",)]
+        assert [event["event"] for event in memory.history(secret)] == ["ADD", "DELETE"]
+        assert [found["memory"] for found in memory.get_all(filters=BEN)["results"]] == [BENS]
+
+    def test_a_scope_that_mem0_refuses_forgets_nothing(self, memory: Settled, folder: Path) -> None:
+        add(memory, OTHER)
+        for bad in ({}, {"user_id": "two words"}):
+            with pytest.raises(ValueError):
+                memory.delete_all(**bad)
+        assert table(folder, "journal.sqlite", "SELECT text FROM turns") == [(OTHER,)]
+
+    def test_reset_leaves_nothing_of_anybody(self, open_: OpenFace, folder: Path) -> None:
+        before = open_()
+        [secret] = extract(before, f"I tell you: {SECRET}", SECRET)
+        add(before, BENS, **BEN)
+        link(before, "Lisbon", [secret])
+        before.close()
+        memory = open_()
+        memory.reset()
+        for text in ("4711-Q", BENS, "Lisbon"):
+            assert files_with(folder, text) == []
+        assert linked(memory) == {}
+
+
+class TestExpiry:
+    def test_an_expired_fact_is_in_no_prompt_and_mem0_still_shows_it_when_asked(
+        self, memory: Settled
+    ) -> None:
+        stale, _ = add(memory, SECRET, OTHER)
+        memory.flush()
+        memory.update(stale, expiration_date="2001-01-01")
+        assert [found.text for found in memory.prepare("?", **ADA).memories] == [OTHER]
+        shown = memory.get_all(filters=ADA, show_expired=True)["results"]
+        assert {found["memory"] for found in shown} == {SECRET, OTHER}
+        assert memory.history(stale)[0]["new_memory"] == SECRET
+
+    def test_it_leaves_windows_and_turns(self, memory: Settled, folder: Path, engine: Any) -> None:
+        stale, _ = add(memory, SECRET, OTHER)
+        memory.flush()
+        memory.update(stale, expiration_date="2001-01-01")
+        engine.encoded.clear()
+        memory.flush()
+        assert engine.encoded_facts
+        assert not any("4711" in engine.text(request) for request in engine.encoded_facts)
+        assert "journal.sqlite" not in files_with(folder, "4711-Q")
+
+    def test_it_leaves_a_conversation(self, memory: Settled, engine: Any) -> None:
+        stale, _ = add(memory, SECRET, OTHER)
+        memory.flush()
+        talk = Settled(memory.itself.session(**ADA), memory._run)
+        short = SamplingOptions(max_tokens=3)
+        talk.chat("What do you know?", options=short)
+        memory.update(stale, expiration_date="2001-01-01")
+        talk.chat("And now?", options=short)
+        assert "4711" not in engine.tokenizer.decode(talk._kept.prepared.prompt.ids)
+
+    def test_one_whose_date_is_taken_back_is_remembered_again(self, memory: Settled) -> None:
+        [fact] = add(memory, OTHER)
+        memory.update(fact, expiration_date="2001-01-01")
+        memory.flush()
+        memory.update(fact, expiration_date=None)
+        memory.flush()
+        assert [found.injected for found in memory.prepare("?", **ADA).memories] == [True]
+
+    def test_expire_deletes_them_for_good(self, memory: Settled, folder: Path) -> None:
+        stale, fresh = add(memory, SECRET, OTHER)
+        memory.update(stale, expiration_date="2001-01-01")
+        memory.update(fresh, expiration_date="2999-01-01")
+        assert memory.expire() == 1
+        assert memory.expire() == 0
+        assert files_with(folder, "4711-Q") == []
+        assert memory.get(stale) is None
+        assert memory.get(fresh)["memory"] == OTHER
+        assert memory.history(stale)[-1]["event"] == "DELETE"
+
+    def test_what_expired_while_nobody_looked_is_put_away_at_the_next_start(
+        self, open_: OpenFace, folder: Path
+    ) -> None:
+        before = open_()
+        [stale] = add(before, SECRET)
+        before.update(stale, expiration_date="2001-01-01")
+        before.close()
+        open_()
+        assert table(folder, "journal.sqlite", "SELECT count(*) FROM facts") == [(0,)]
