@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.records import Context, Fact, LedgerEntry, NewTurn, Turn
 
 SESSION_GAP = timedelta(hours=1)
@@ -114,6 +115,9 @@ class Forgotten:
 class Journal:
     """One journal. Any number of threads may call it; another process may hold the same file.
 
+    Attributes:
+        failed_adds: calls to `add` that are to be made again.
+
     Invariants:
         - A ledger entry exists only for a fact that exists, and its window only held text that still exists.
         - A forgotten fact comes back only after `allow`.
@@ -137,6 +141,7 @@ class Journal:
                 raise sqlite3.DatabaseError(
                     f"{path} is a journal of format {found}, this library reads {_FORMAT}"
                 )
+        self.failed_adds = FailedAdds(self._change, self._read)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -171,6 +176,14 @@ class Journal:
         """Take the words out of turns; their places stay."""
         with self._change() as db:
             _redact(db, numbers)
+
+    def turns(self, numbers: Iterable[int]) -> list[Turn]:
+        """Those of `numbers` that are not forgotten, in order."""
+        wanted = json.dumps(list(numbers))
+        rows = self._read(
+            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND text IS NOT NULL ORDER BY number", wanted
+        )
+        return [_turn(row) for row in rows]
 
     def turns_of_session(self, session: int) -> list[Turn]:
         """The turns of a session in order, without the forgotten ones."""
