@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 IDS = ("user_id", "agent_id", "run_id")
 
@@ -25,6 +25,13 @@ class Scope:
         found = {name: str(ids[name]).strip() for name in IDS if ids.get(name) is not None}
         return cls(**{name: value for name, value in found.items() if value})
 
+    @classmethod
+    def read(cls, key: str) -> Scope:
+        """The scope of a `key`."""
+        return cls(
+            **{name: unquote(value) for name, _, value in (p.partition("=") for p in key.split("&")) if value}
+        )
+
     @property
     def ids(self) -> dict[str, str]:
         """Those that are set."""
@@ -34,9 +41,12 @@ class Scope:
     def owner(self) -> str:
         """`user:`, `agent:` or `run:` and the first id that is set; the kind keeps a user apart from an agent
         of the same name, and from the public owner. Empty in an empty scope."""
-        for name, value in self.ids.items():
-            return f"{name.removesuffix('_id')}:{value}"
-        return ""
+        return next(iter(self.owners), "")
+
+    @property
+    def owners(self) -> list[str]:
+        """Everybody who may be shown what carries these ids, when they ask without the other ids."""
+        return [f"{name.removesuffix('_id')}:{value}" for name, value in self.ids.items()]
 
     @property
     def key(self) -> str:
@@ -47,3 +57,9 @@ class Scope:
 def fact_tag(owner: str, fact: str) -> str:
     """The name under which an engine knows the text of a fact; it gives neither away."""
     return blake2b(f"{owner}\0{fact}".encode(), digest_size=12).hexdigest()
+
+
+def said_tag(owner: str) -> str:
+    """The name under which an engine knows whatever mem0 shows it of what `owner` said or has in memory: the
+    prompts of extraction. They are hardly ever asked twice, so forgetting any fact evicts them all."""
+    return fact_tag(owner, "")

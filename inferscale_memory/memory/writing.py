@@ -23,7 +23,7 @@ from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.mirror import Rows
 from inferscale_memory.memory.plan import fact_words
-from inferscale_memory.memory.scope import Scope, fact_tag
+from inferscale_memory.memory.scope import Scope, fact_tag, said_tag
 from inferscale_memory.memory.words import words_of
 
 
@@ -55,6 +55,12 @@ def owner_under_way() -> str | None:
     return None if batch is None else batch.scope.owner or None
 
 
+def turns_under_way() -> Sequence[Turn]:
+    """The turns the call under way is about."""
+    batch = _under_way.get()
+    return () if batch is None else tuple(batch.turns)
+
+
 class WritePath:
     """Told by the face what is said, and by the mirror what becomes of facts."""
 
@@ -67,16 +73,19 @@ class WritePath:
     # -- told by the face ------------------------------------------------------------------------------------
 
     @contextmanager
-    def saying(self, scope: Scope, turns: Sequence[NewTurn]) -> Iterator[None]:
+    def saying(self, scope: Scope, turns: Sequence[NewTurn], again: Sequence[Turn] = ()) -> Iterator[None]:
         """Log `turns`, and link the facts that are written within the block to them. They are encoded
-        together, when the block is left. What mem0 refuses is taken out of the log again."""
-        logged = self._journal.append_turns(scope.key, turns, one_session=scope.run_id is not None)
+        together, when the block is left. What mem0 refuses is taken out of the log again. Turns that are said
+        `again` are in the log, and stay there."""
+        logged = list(again) or self._journal.append_turns(
+            scope.key, turns, one_session=scope.run_id is not None
+        )
         batch = _Batch(self, scope, logged)
         try:
             with self._collected(batch):
                 yield
         except (ValueError, Mem0ValidationError):
-            if not batch.written:
+            if not batch.written and not again:
                 self._journal.redact_turns(turn.number for turn in logged)
             raise
 
@@ -215,6 +224,8 @@ class WritePath:
                 keys.setdefault(entry.owner, {})[entry.key] = None
             for fact in what.facts:
                 tags.setdefault(fact.owner, {})[fact.tag] = None
+                for owner in Scope.read(fact.scope).owners:  # mem0 may have shown it to any of them
+                    tags[fact.owner][said_tag(owner)] = None
         engine = self._engine.started
         for owner in dict.fromkeys([*keys, *tags]):
             theirs = list(keys.get(owner, ()))
