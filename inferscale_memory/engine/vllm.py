@@ -342,10 +342,12 @@ class _Server:
 
     async def _outputs(self, prompt: dict[str, Any], sampling: Any) -> AsyncGenerator[Any, None]:
         """vLLM's outputs. It checks a schema when it is asked the first time."""
+        from vllm.exceptions import VLLMClientError
+
         try:
             async for output in self._llm.generate(prompt, sampling, self._name("generate")):
                 yield output
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             if sampling.structured_outputs is None:
                 raise
             raise ConfigurationError(
