@@ -74,9 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "facts",
     )
     table = Table(*columns)
+    engine = Watched(options.model or demo_model(), dtype="float32", enforce_eager=True, **stretched)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Watched(options.model or demo_model(), dtype="float32", enforce_eager=True, **stretched) as engine,
+        engine,
         Memory(
             engine=engine,
             folder=folder,

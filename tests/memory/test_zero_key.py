@@ -30,7 +30,9 @@ def _refuse(what, host):
 def _connect(inner):
     def connect(self, address):
         host = address[0] if isinstance(address, tuple) else ""
-        if self.family in (socket.AF_INET, socket.AF_INET6) and not host.startswith("127.") and host != "::1":
+        stream = self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM
+        # Connecting a datagram socket sends nothing: vLLM learns this host's address that way.
+        if stream and not host.startswith("127.") and host != "::1":
             _refuse("connect", host)
         return inner(self, address)
 
