@@ -98,6 +98,8 @@ class Source:
         store = self._memory.vector_store
         if getattr(store, "is_local", False):  # or an embedded Qdrant stays locked
             store.client.close()
+        elif callable(getattr(store, "close", None)):
+            store.close()
 
     def _has(self, collection: str) -> bool:
         if self.config.vector_store.provider == "faiss":
