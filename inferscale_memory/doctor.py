@@ -11,9 +11,11 @@ import argparse
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 
@@ -125,8 +127,28 @@ def check_protobuf() -> Check:
     return Check("protobuf", False, f"mem0 needs another protobuf: {misfit}", remedy)
 
 
-def check_qdrant() -> Check:
-    return _check_package("qdrant-client", "import qdrant_client")
+def check_faiss() -> Check:
+    """The local store's exact search; without it numpy searches, more slowly."""
+    other = next((name for name in ("faiss-gpu", "faiss-gpu-cu12") if _version(name) is not None), None)
+    if other is not None:
+        return Check("faiss", True, f"{other} {_version(other)}")
+    return replace(_check_package("faiss-cpu", "import faiss"), required=False)
+
+
+def check_sqlite() -> Check:
+    """The local store's keyword search is SQLite's FTS5, which some builds leave out."""
+    try:
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.execute("CREATE VIRTUAL TABLE words USING fts5(text)")
+    except sqlite3.Error as error:
+        return Check(
+            "SQLite",
+            False,
+            f"{sqlite3.sqlite_version} has no FTS5 ({error}): memories are searched by vectors alone",
+            "Use a Python whose SQLite has FTS5, as those of python.org and of most distributions have.",
+            required=False,
+        )
+    return Check("SQLite", True, f"{sqlite3.sqlite_version} with FTS5")
 
 
 def check_sentence_transformers() -> Check:
@@ -186,7 +208,8 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_vllm,
     check_mem0,
     check_protobuf,
-    check_qdrant,
+    check_faiss,
+    check_sqlite,
     check_sentence_transformers,
     check_demo_model,
     check_embedder,

@@ -32,3 +32,8 @@ class MigrationError(InferScaleError, RuntimeError):
 
 class FetchError(InferScaleError, RuntimeError):
     """A model could not be fetched, unpacked, converted or stored."""
+
+
+class StoreError(InferScaleError, ValueError):
+    """The vector store was given or asked something it cannot take: vectors of another length, a filter
+    operator that does not exist, a file of another format."""

@@ -1,6 +1,7 @@
 """The doctor: each thing that goes wrong in practice is named, with what mends it."""
 
 import json
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -100,21 +101,45 @@ def test_a_version_that_was_not_tested_is_wrong(install):
 
 
 def test_a_package_that_ends_the_process_does_not_end_the_doctor(install):
-    install("qdrant-client", "1.12.0", "qdrant_client", "import os; os.abort()")
+    install("sentence-transformers", "5.1.0", "sentence_transformers", "import os; os.abort()")
 
-    check = doctor.check_qdrant()
+    check = doctor.check_sentence_transformers()
 
     assert not check.ok
     assert "cannot be imported" in check.what
 
 
+def test_a_store_without_faiss_or_fts5_is_slower_and_said(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor.sqlite3, "connect", _refuse)
+
+    for check in (doctor.check_faiss(), doctor.check_sqlite()):
+        assert not check.ok
+        assert not check.required
+        assert check.remedy
+
+
+def test_a_faiss_for_gpus_is_a_faiss(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", {"faiss-gpu-cu12": "1.12.0"}.get)
+
+    assert doctor.check_faiss().what == "faiss-gpu-cu12 1.12.0"
+
+
+def test_this_sqlite_has_fts5():
+    assert doctor.check_sqlite().ok
+
+
+def _refuse(*_):
+    raise sqlite3.OperationalError("no such module: fts5")
+
+
 def test_a_package_that_is_missing_is_said(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: None)
 
-    check = doctor.check_qdrant()
+    check = doctor.check_sentence_transformers()
 
     assert (check.ok, check.what) == (False, "not installed")
-    assert '-m pip install "qdrant-client' in check.remedy
+    assert '-m pip install "sentence-transformers' in check.remedy
 
 
 def test_a_protobuf_that_mem0_refuses_is_wrong(install):

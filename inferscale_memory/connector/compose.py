@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Load, Slots
 from inferscale_memory.kv.arena import Arena, Rows
 
@@ -33,12 +32,10 @@ STAGE_BYTES = 64 * 2**20
 
 
 class DirectWriter(Protocol):
-    """Writes into the paged cache what the engine's operator would, for several layers at once."""
+    """Writes into the paged cache what the engine's operator would, for all layers at once."""
 
-    def write(
-        self, layers: range, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots
-    ) -> None:
-        """Of `layers`: `keys` rotated, [layers, tokens, kv_heads, head_dim], and rows `rows` of `values`."""
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots) -> None:
+        """`keys` are rotated, [layers, tokens, kv_heads, head_dim]; values are rows `rows` of the arena's."""
         ...
 
 
@@ -46,8 +43,7 @@ class Composer:
     """Rotates gathered keys to where their tokens now stand and writes them into the paged cache.
 
     Attributes:
-        direct: what writes instead of the engine's operator, where start-up proved it equal (`pages.prove`), and
-            the threads it does it on.
+        direct: writes instead of the engine's operator, where start-up proved it equal (`pages.prove`).
 
     Args:
         layers: attention layers of this rank in the order of the arena's layer axis.
@@ -69,7 +65,7 @@ class Composer:
         self._rotated = _by_module(rotations)
         self._stage_rows = max(1, stage_bytes // arena.shape.row_bytes)
         self._staged: dict[str, torch.Tensor] = {}
-        self.direct: tuple[DirectWriter, Crew] | None = None
+        self.direct: DirectWriter | None = None
 
     def write(self, loads: Sequence[Load]) -> None:
         """Carry out all loads of a step: they are one composition to the hardware."""
@@ -80,18 +76,17 @@ class Composer:
             part = slice(start, start + self._stage_rows)
             self._write_part(rows[part], positions[part], slots[part])
 
-    def rotate(self, keys: torch.Tensor, positions: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Rotate keys [layers, tokens, kv_heads, head_dim] of the layers from `first` on to `positions` [tokens], in
-        place; returns them.
+    def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate keys [layers, tokens, kv_heads, head_dim] to `positions` [tokens], in place; returns them.
 
-        Neighbouring layers with one module take one call: to it, another layer's tokens are just more tokens.
+        Where one module rotates all layers it takes one call: to it, another layer's tokens are just more tokens.
         """
-        last = first + len(keys)
         for module, layers in self._rotated:
-            start, stop = max(first, layers.start), min(last, layers.stop)
-            if start < stop:
-                some = keys[start - first : stop - first]
-                _rotate(module, positions.repeat(len(some)), some.flatten(0, 1))
+            if len(layers) == len(keys):
+                _rotate(module, positions.repeat(len(keys)), keys.flatten(0, 1))
+            else:
+                for layer in layers:
+                    _rotate(module, positions, keys[layer])
         return keys
 
     def write_layer(self, number: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
@@ -100,22 +95,16 @@ class Composer:
         layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
 
     def _write_part(self, rows: Rows, positions: NDArray[np.int64], slots: Slots) -> None:
-        arena, layers = self._arena, range(len(self._layers))
-        index, to = arena.index(rows), torch.from_numpy(positions).to(arena.device)
-        keys = self._stage("keys", len(rows))
+        arena = self._arena
+        index = arena.index(rows)
+        keys = arena.gather(arena.keys, index, self._stage("keys", len(rows)))
+        self.rotate(keys, torch.from_numpy(positions).to(arena.device))
         if self.direct is not None:
-            writer, crew = self.direct
-
-            def some(part: range) -> None:
-                rotated = self.rotate(arena.gather(arena.keys, index, keys, part), to, part.start)
-                writer.write(part, rotated, arena.values[part.start : part.stop], rows, slots)
-
-            crew.share(len(layers), some)
+            self.direct.write(keys, arena.values, rows, slots)
             return
-        self.rotate(arena.gather(arena.keys, index, keys, layers), to)
-        values = arena.gather(arena.values, index, self._stage("values", len(rows)), layers)
+        values = arena.gather(arena.values, index, self._stage("values", len(rows)))
         where = torch.from_numpy(slots).to(arena.device)
-        for number in layers:
+        for number in range(len(self._layers)):
             self.write_layer(number, keys[number], values[number], where)
 
     def _stage(self, name: str, tokens: int) -> torch.Tensor:
@@ -144,14 +133,10 @@ def _rotate(module: Any, positions: torch.Tensor, keys: torch.Tensor) -> None:
         flat.copy_(rotated)
 
 
-def _by_module(rotations: Sequence[Any | None]) -> list[tuple[Any, range]]:
-    """(module, neighbouring layers that it rotates)."""
-    groups: list[tuple[Any, range]] = []
+def _by_module(rotations: Sequence[Any | None]) -> list[tuple[Any, list[int]]]:
+    """(module, the layers it rotates)."""
+    groups: dict[int, tuple[Any, list[int]]] = {}
     for number, module in enumerate(rotations):
-        if module is None:
-            continue
-        if groups and groups[-1][0] is module and groups[-1][1].stop == number:
-            groups[-1] = (module, range(groups[-1][1].start, number + 1))
-        else:
-            groups.append((module, range(number, number + 1)))
-    return groups
+        if module is not None:
+            groups.setdefault(id(module), (module, []))[1].append(number)
+    return list(groups.values())

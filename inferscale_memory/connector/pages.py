@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inferscale_memory.connector.crew import Crew
+from inferscale_memory.connector import page_kernel
 from inferscale_memory.connector.metadata import Slots
 from inferscale_memory.kv.arena import Arena, Rows, Shape
 
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _SCRATCH_BLOCKS = 4
 _UNSIGNED = {2: torch.uint16, 4: torch.uint32}
-Mover = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def learn_layout(layer: Any, block_size: int, dtype: torch.dtype) -> PageLayout 
 
 
 class PageWriter:
-    """Writes rotated keys and rows of values into the paged caches of some layers.
+    """Writes rotated keys and rows of values into the paged caches of all layers.
 
     Args:
         layout: of every layer.
@@ -93,28 +91,57 @@ class PageWriter:
     def __init__(self, layout: PageLayout, caches: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._layout = layout
         self._caches = caches
-        self._move = mover()
 
-    def write(
-        self, layers: range, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots
-    ) -> None:
-        """Into slot `slots[t]` of layer `layers[i]`: `keys[i, t]` and `values[i, rows[t]]`. Both are contiguous,
-        [layers, tokens or rows, kv_heads, head_dim]. Holds no lock of Python's while it works."""
-        layout = self._layout
-        pages = tuple(_bits(cache) for cache in self._caches()[layers.start : layers.stop])
-        size = (layout.block_size, *keys.shape[2:])
-        self._move(_bits(keys), np.arange(len(slots)), pages, slots, *size, *astuple(layout.keys))
-        self._move(_bits(values), rows, pages, slots, *size, *astuple(layout.values))
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: Rows, slots: Slots) -> None:
+        """Into slot `slots[t]` of layer `l`: `keys[l, t]` and `values[l, rows[t]]`. Both are contiguous,
+        [layers, tokens or rows, kv_heads, head_dim].
+
+        Raises:
+            IndexError, ValueError: a slot or row is outside, or the cache has changed: the kernel writes raw memory.
+        """
+        layers, tokens, heads, dim = keys.shape
+        caches = self._caches()
+        pages = {(cache.dtype, cache.shape, cache.is_contiguous()) for cache in caches}
+        if pages != {(keys.dtype, caches[0].shape, True)}:
+            raise ValueError("the paged cache is not what it was at start-up")
+        stop = len(caches[0]) * self._layout.block_size
+        if not _within(slots, stop) or not _within(rows, values.shape[1]):
+            raise IndexError("a slot outside the paged cache, or a row outside the arena")
+        rows, slots = (np.ascontiguousarray(index, dtype=np.int64) for index in (rows, slots))
+        addresses = np.array([cache.data_ptr() for cache in caches], dtype=np.int64)
+        told = {
+            "ticket": 0,
+            "layers": layers,
+            "tokens": tokens,
+            "heads": heads,
+            "dim": dim,
+            "block_size": self._layout.block_size,
+            "held": values.shape[1],
+            "keys": keys.data_ptr(),
+            "values": values.data_ptr(),
+            "rows": rows.ctypes.data,
+            "slots": slots.ctypes.data,
+            "pages": addresses.ctypes.data,
+        }
+        for kind, strides in (("key", self._layout.keys), ("value", self._layout.values)):
+            told |= {f"{kind}_{name}": value for name, value in asdict(strides).items()}
+        page_kernel.run(
+            8 * keys.dtype.itemsize,
+            np.array([told[name] for name in page_kernel.ORDER], dtype=np.int64),
+            min(layers, torch.get_num_threads()),
+        )
 
 
-def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> tuple[PageWriter, Crew] | None:
-    """A writer whose bits are those of the engine's operator on every layer, and threads for it. None when there is
-    none: then the operator it is."""
+def _within(index: NDArray[np.int64], stop: int) -> bool:
+    return not len(index) or bool(index.min() >= 0 and index.max() < stop)
+
+
+def prove(arena: Arena, layers: Sequence[Any], block_size: int) -> PageWriter | None:
+    """A writer whose bits are those of the engine's operator on every layer, or None: then the operator it is."""
     if arena.device.type != "cpu":
         return None
     try:
-        writer = _prove(arena.shape, layers, block_size)
-        return None if writer is None else (writer, Crew())
+        return _prove(arena.shape, layers, block_size)
     except Exception as error:
         logger.info("inferscale: the paged cache is written by the engine's operator (%r)", error)
         return None
@@ -135,7 +162,7 @@ def _prove(shape: Shape, layers: Sequence[Any], block_size: int) -> PageWriter |
     ours = [torch.randn(layer.kv_cache[:_SCRATCH_BLOCKS].shape).to(shape.dtype) for layer in layers]
     theirs = [cache.clone() for cache in ours]
     writer = PageWriter(layout, lambda: ours)
-    writer.write(range(shape.layers), keys, values, rows, slots)
+    writer.write(keys, values, rows, slots)
     for number, layer in enumerate(layers):
         moved = values[number][torch.from_numpy(rows)]
         layer.impl.do_kv_cache_update(layer, keys[number], moved, theirs[number], torch.from_numpy(slots))
@@ -149,49 +176,3 @@ def _bits(tensor: torch.Tensor) -> NDArray[Any]:
     """The bits of a contiguous tensor, as unsigned integers."""
     flat: NDArray[Any] = tensor.view(-1).view(_UNSIGNED[tensor.dtype.itemsize]).numpy()
     return flat
-
-
-@cache
-def mover() -> Mover:
-    """The kernel, compiled for elements of 16 and of 32 bits. Raises ImportError without numba."""
-    import numba
-    from llvmlite.binding import ffi
-
-    # llvmlite's library answers to every name, to `__dict__` as well, and vLLM 0.32 reads the `__dict__` of whatever
-    # is imported when another engine starts in this process: let it find a dict.
-    ffi.lib._fntab.setdefault("__dict__", {})
-    u = np.uint64
-
-    @numba.njit(nogil=True, cache=True)
-    def move(  # type: ignore[no-untyped-def]
-        source, rows, pages, slots, block_size, heads, dim, base, block, head, slot, step
-    ):
-        """For every layer and token: pages[layer][where slots[t] lies] = source[layer, rows[t]].
-        Indices are unsigned, or each would be tested for being negative."""
-        width, tokens = heads * dim, len(rows)
-        held = len(source) // (len(pages) * width)
-        for layer in range(len(pages)):
-            page = pages[layer]
-            t = 0
-            while t < tokens:
-                at = slots[t] % block_size
-                run = 1
-                if slot == 1:  # transposed: a run through a block is written line after line
-                    most = min(tokens - t, block_size - at)
-                    while run < most and slots[t + run] == slots[t] + run and rows[t + run] == rows[t] + run:
-                        run += 1
-                origin = u((layer * held + rows[t]) * width)
-                to = u(base + (slots[t] // block_size) * block + at * slot)
-                for h in range(u(heads)):
-                    a, b = origin + h * u(dim), to + h * u(head)
-                    if run == 1:
-                        for d in range(u(dim)):
-                            page[b + d * u(step)] = source[a + d]
-                    else:
-                        for d in range(u(dim)):
-                            for j in range(u(run)):
-                                page[b + d * u(step) + j] = source[a + d + j * u(width)]
-                t += run
-
-    compiled: Mover = move
-    return compiled

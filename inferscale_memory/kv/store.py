@@ -50,6 +50,7 @@ class BlobStore:
         self.tiers = tuple(tiers)
         self._entries: dict[str, Entry] = {}
         self._recency: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
+        self._stored = [0] * len(tiers)  # tokens of blobs, by tier
         self._pinned: set[str] = set()
         self._moves: list[Move] = []
 
@@ -95,8 +96,7 @@ class BlobStore:
 
     def reservable(self, tokens: int) -> bool:
         """Whether `reserve` would find room now. Changes nothing."""
-        evictable = sum(self._entries[key].tokens for key in self._recency[0] if key not in self._pinned)
-        return tokens <= self.tiers[0].free + evictable
+        return tokens <= self._room(0)
 
     def release(self, rows: Rows) -> None:
         """Give back what `reserve` handed out and nobody committed."""
@@ -109,9 +109,8 @@ class BlobStore:
             self.release(rows)
             self.touch((key,))
             return known
-        entry = Entry(key, owner, ids_digest, len(rows), {0: rows})
-        self._entries[key] = entry
-        self._recency[0][key] = None
+        entry = self._entries[key] = Entry(key, owner, ids_digest, len(rows))
+        self._place(entry, 0, rows)
         return entry
 
     def forget(self, key: str) -> bool:
@@ -120,18 +119,15 @@ class BlobStore:
         if entry is None:
             return False
         self._pinned.discard(key)
-        for number, rows in entry.rows.items():
-            self.tiers[number].give(rows)
-            del self._recency[number][key]
+        for number in list(entry.rows):
+            self._displace(entry, number)
         return True
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def promotable(self, entries: Sequence[Entry]) -> int:
         """How many of the leading `entries` can stand on the fastest tier at once. Changes nothing."""
-        room = self.tiers[0].free + sum(
-            self._entries[key].tokens for key in self._recency[0] if key not in self._pinned
-        )
+        room = self._room(0)
         seen: set[str] = set()
         for count, entry in enumerate(entries):
             stays = 0 in entry.rows and entry.key in self._pinned
@@ -161,19 +157,39 @@ class BlobStore:
         assert rows is not None, "promotable() said there was room"
         source = min(entry.rows)
         self._moves.append(Move(source, entry.rows[source], 0, rows))
-        entry.rows[0] = rows
-        self._recency[0][entry.key] = None
+        self._place(entry, 0, rows)
 
     def _make_room(self, number: int, tokens: int) -> bool:
         """Evict the least recently used of a tier until `tokens` are free. False if they cannot be."""
-        tier, recency = self.tiers[number], self._recency[number]
-        evictable = sum(self._entries[key].tokens for key in recency if key not in self._pinned)
-        if tokens > tier.free + evictable:
+        if tokens > self._room(number):
             return False
-        victims = (key for key in list(recency) if key not in self._pinned)
-        while tier.free < tokens:
-            self._evict(number, self._entries[next(victims)])
+        missing, victims = tokens - self.tiers[number].free, list[Entry]()
+        for key in self._recency[number]:
+            if missing <= 0:
+                break
+            if key not in self._pinned:
+                victims.append(self._entries[key])
+                missing -= victims[-1].tokens
+        for victim in victims:
+            self._evict(number, victim)
         return True
+
+    def _room(self, number: int) -> int:
+        """Tokens of a tier that are free, or held by blobs that may be evicted."""
+        pinned = sum(
+            entry.tokens for key in self._pinned if (entry := self._entries.get(key)) and number in entry.rows
+        )
+        return self.tiers[number].free + self._stored[number] - pinned
+
+    def _place(self, entry: Entry, number: int, rows: Rows) -> None:
+        entry.rows[number] = rows
+        self._recency[number][entry.key] = None
+        self._stored[number] += entry.tokens
+
+    def _displace(self, entry: Entry, number: int) -> None:
+        self.tiers[number].give(entry.rows.pop(number))
+        del self._recency[number][entry.key]
+        self._stored[number] -= entry.tokens
 
     def _evict(self, number: int, entry: Entry) -> None:
         """Drop a blob's copy on one tier, keeping it on the next where there is no other copy and there is room."""
@@ -182,9 +198,7 @@ class BlobStore:
             rows = self.tiers[below].take(entry.tokens)
             assert rows is not None, "_make_room() made it"
             self._moves.append(Move(number, entry.rows[number], below, rows))
-            entry.rows[below] = rows
-            self._recency[below][entry.key] = None
-        self.tiers[number].give(entry.rows.pop(number))
-        del self._recency[number][entry.key]
+            self._place(entry, below, rows)
+        self._displace(entry, number)
         if not entry.rows:
             del self._entries[entry.key]

@@ -7,6 +7,7 @@ local.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,17 +16,22 @@ from typing import Any, cast
 from mem0.configs.base import MemoryConfig
 from mem0.embeddings.configs import EmbedderConfig
 from mem0.llms.configs import LlmConfig
-from mem0.utils.factory import EmbedderFactory
+from mem0.utils.factory import EmbedderFactory, VectorStoreFactory
+from mem0.vector_stores.configs import VectorStoreConfig
 
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.index.config import StoreConfig
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.environment import home
 from inferscale_memory.memory.legacy import current_options
 from inferscale_memory.memory.llm import PROVIDER, register
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
+log = logging.getLogger(__name__)
+
 EMBEDDING_DIMENSIONS = 384
 _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
+_FACTS = "facts.sqlite"
 _PLACES = ("host", "url", "client", "path")
 
 
@@ -110,15 +116,18 @@ def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> M
     embedder = options.get("embedder")
     if _provider(embedder) in (None, PROVIDER):
         options["embedder"] = _local_embedder(embedder)
-    options["vector_store"] = _local_store(
-        options.get("vector_store"), _dimensions(options["embedder"]), folder
-    )
+    store = _local_store(options.pop("vector_store", None), _dimensions(options["embedder"]), folder)
+    own_store = isinstance(store, VectorStoreConfig) and store.provider == PROVIDER
+    if not own_store:
+        options["vector_store"] = store
     options.setdefault("history_db_path", str(folder / "history.db"))
-    llm = options.get("llm")
-    if _provider(llm) not in (None, PROVIDER):
-        return MemoryConfig(**options)
-    options.pop("llm", None)
-    config = MemoryConfig(**options)
+    llm = options.pop("llm", None)
+    own_llm = _provider(llm) in (None, PROVIDER)
+    config = MemoryConfig(**options if own_llm else {**options, "llm": llm})
+    if own_store:
+        config.vector_store = store  # not validated: mem0 knows a fixed list of providers
+    if not own_llm:
+        return config
     register()
     own = llm.get("config") if isinstance(llm, Mapping) else None
     config.llm = LlmConfig.model_construct(provider=PROVIDER, config={**(own or {}), "engine": engine})
@@ -135,18 +144,29 @@ def _local_embedder(own: Any) -> EmbedderConfig:
 
 
 def _local_store(store: Any, dimensions: int | None, folder: Path) -> Any:
-    """`store`, or embedded Qdrant; one that lies in a file gets its place under `folder` unless it has
-    one."""
+    """`store`, or ours; one that lies in a file gets its place under `folder` unless it has one."""
     if store is None:
-        store = {"provider": "qdrant"}
+        store = {"provider": _default_store(folder)}
     if not isinstance(store, Mapping) or not isinstance(store.get("config") or {}, Mapping):
         return store
     provider, config = store.get("provider", "qdrant"), dict(store.get("config") or {})
     if provider in _IN_PROCESS_STORES and not any(config.get(name) for name in _PLACES):
         config["path"] = str(folder / provider)
-    if provider in ("qdrant", "faiss") and dimensions is not None:
+    if provider in ("qdrant", "faiss", PROVIDER) and dimensions is not None:
         config.setdefault("embedding_model_dims", dimensions)
-    return {**store, "provider": provider, "config": config}
+    if provider != PROVIDER:
+        return {**store, "provider": provider, "config": config}
+    VectorStoreFactory.provider_to_class[PROVIDER] = "inferscale_memory.index.store.Store"
+    config.setdefault("path", str(folder / _FACTS))
+    return VectorStoreConfig.model_construct(provider=PROVIDER, config=StoreConfig(**config))
+
+
+def _default_store(folder: Path) -> str:
+    """Ours, except where a folder holds facts in the embedded Qdrant that used to be the default."""
+    if (folder / "qdrant").is_dir() and not (folder / _FACTS).exists():
+        log.info("the facts in %s stay in its embedded Qdrant: no %s is there", folder, _FACTS)
+        return "qdrant"
+    return PROVIDER
 
 
 def _provider(part: Any) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 from mem0.memory.main import _build_filters_and_metadata
 
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Turn
 from inferscale_memory.memory.again import RETRIED, as_messages, options_again, said_in_vain
 from inferscale_memory.memory.core import Core, new_turns
@@ -252,8 +253,10 @@ def close(kind: Kind, memory: Any) -> None:
     if core is not None:
         memory._core = None
         core.close()
-        if getattr(memory.vector_store, "is_local", False):  # mem0 leaves embedded Qdrant locked
-            memory.vector_store.client.close()
+        for name in ("vector_store", "_entity_store"):  # mem0 leaves both open, and an embedded Qdrant locked
+            store = memory.__dict__.get(name)
+            if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
+                store.client.close()
     kind.mem0.close(memory)
 
 

@@ -19,6 +19,7 @@ from mem0.memory.main import _entity_collection_name, _vector_store_list_rows
 from mem0.utils.factory import VectorStoreFactory
 
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.index.collection import Collection
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.environment import home
 
@@ -95,11 +96,9 @@ class Source:
         return events
 
     def close(self) -> None:
-        store = self._memory.vector_store
-        if getattr(store, "is_local", False):  # or an embedded Qdrant stays locked
-            store.client.close()
-        elif callable(getattr(store, "close", None)):
-            store.close()
+        for store in (self._memory.vector_store, self._memory._entity_store):
+            if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
+                store.client.close()
 
     def _has(self, collection: str) -> bool:
         if self.config.vector_store.provider == "faiss":

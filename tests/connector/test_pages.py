@@ -13,8 +13,8 @@ import pytest
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
+from inferscale_memory.connector import page_kernel
 from inferscale_memory.connector.compose import Composer
-from inferscale_memory.connector.crew import Crew
 from inferscale_memory.connector.metadata import Load
 from inferscale_memory.connector.pages import learn_layout, prove
 from inferscale_memory.kv.arena import Arena, Shape
@@ -66,8 +66,8 @@ def test_a_composition_leaves_the_bits_that_the_operator_leaves(
 ) -> None:
     shape = Shape(LAYERS, heads, dim, dtype)
     arena, layers = filled(shape), [Layer(shape, block_size) for _ in range(LAYERS)]
-    proved = prove(arena, layers, block_size)
-    assert proved is not None
+    writer = prove(arena, layers, block_size)
+    assert writer is not None
     composer = Composer(arena, layers, [None] * LAYERS)
     before = [layer.kv_cache.clone() for layer in layers]
     composer.write([load(block_size, 150)])
@@ -75,7 +75,7 @@ def test_a_composition_leaves_the_bits_that_the_operator_leaves(
     for layer, cache in zip(layers, before, strict=True):
         assert not torch.equal(layer.kv_cache, cache)
         layer.kv_cache.copy_(cache)
-    composer.direct = (proved[0], Crew(2))
+    composer.direct = writer
     composer.write([load(block_size, 150)])
     for layer, cache in zip(layers, by_operator, strict=True):
         assert torch.equal(layer.kv_cache.view(torch.int16), cache.view(torch.int16))
@@ -93,11 +93,11 @@ def test_proving_leaves_the_cache_and_the_arena_as_they_are() -> None:
 def test_a_cache_that_was_moved_is_found_where_it_is_now() -> None:
     shape = Shape(1, 2, 32, torch.float32)
     arena, layer = filled(shape), Layer(shape, 16)
-    proved = prove(arena, [layer], 16)
-    assert proved is not None
+    writer = prove(arena, [layer], 16)
+    assert writer is not None
     old, layer.kv_cache = layer.kv_cache.clone(), torch.zeros_like(layer.kv_cache)
     composer = Composer(arena, [layer], [None])
-    composer.direct = proved
+    composer.direct = writer
     composer.write([load(16, 20)])
     assert layer.kv_cache.any()
     assert not torch.equal(old, layer.kv_cache)
@@ -149,35 +149,40 @@ def test_an_operator_that_raises_ends_nothing() -> None:
     assert prove(filled(shape), [layer], 16) is None
 
 
-def test_a_crew_does_every_part_once_and_raises_what_a_part_raised() -> None:
-    crew, done = Crew(3), []
-    crew.share(7, lambda part: done.extend(part))
-    crew.share(2, lambda part: done.extend(part))
-    crew.share(0, lambda part: done.extend(part))
-    assert sorted(done) == [0, 0, 1, 1, 2, 3, 4, 5, 6]
-
-    def fail(part: range) -> None:
-        raise LookupError(str(part))
-
-    with pytest.raises(LookupError):
-        crew.share(4, fail)
-    crew.close()
-
-
-def test_a_crew_leaves_torch_the_threads_it_had() -> None:
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    crew = Crew(2)
-    crew.share(2, lambda part: seen.append(torch.get_num_threads()))
-    assert seen == [1, 1]
-    assert torch.get_num_threads() == before
-    crew.close()
+@pytest.mark.parametrize(
+    ("rows", "slots"),
+    [([0, ROWS], [16, 17]), ([0, -1], [16, 17]), ([0, 1], [16, 16 * BLOCKS]), ([0, 1], [-1, 16])],
+)
+def test_nothing_is_written_outside_the_cache_or_read_outside_the_arena(
+    rows: list[int], slots: list[int]
+) -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+    arena, layer = filled(shape), Layer(shape, 16)
+    writer = prove(arena, [layer], 16)
+    assert writer is not None
+    before = layer.kv_cache.clone()
+    with pytest.raises(IndexError):
+        writer.write(arena.keys[:, :2].contiguous(), arena.values, np.array(rows), np.array(slots))
+    assert torch.equal(layer.kv_cache, before)
 
 
-def test_a_crew_may_write_what_its_caller_may() -> None:
-    with torch.inference_mode():
-        tensor = torch.zeros(2)
-        crew = Crew(2)
-        crew.share(2, lambda part: tensor[part.start].fill_(1.0))
-    assert tensor.tolist() == [1.0, 1.0]
-    crew.close()
+def test_a_cache_of_another_kind_than_at_start_up_is_not_written() -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+    arena, layer = filled(shape), Layer(shape, 16)
+    writer = prove(arena, [layer], 16)
+    assert writer is not None
+    layer.kv_cache = layer.kv_cache.transpose(1, 2)
+    with pytest.raises(ValueError, match="start-up"):
+        writer.write(arena.keys[:, :2].contiguous(), arena.values, np.array([0, 1]), np.array([16, 17]))
+
+
+def test_without_numba_or_torchs_openmp_the_operator_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(1, 2, 32, torch.float32)
+
+    def missing(*_: Any) -> Any:
+        raise LookupError("torch does not run on GNU's OpenMP")
+
+    for name in ("openmp", "kernel"):
+        with monkeypatch.context() as patch:
+            patch.setattr(page_kernel, name, missing)
+            assert prove(filled(shape), [Layer(shape, 16)], 16) is None

@@ -1,4 +1,4 @@
-"""Memories on a real mem0, a real Qdrant, a real journal and a real engine with a tiny random model."""
+"""Memories on a real mem0, a real store, a real journal and a real engine with a tiny random model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def test_with_nothing_set_all_is_local_and_under_one_folder(home: Path) -> None:
     mem0 = settings.mem0
     assert settings.folder == home
     assert (mem0.embedder.provider, mem0.embedder.config) == ("inferscale", {"embedding_dims": 384})
-    assert (mem0.vector_store.provider, mem0.vector_store.config.path) == ("qdrant", str(home / "qdrant"))
+    store = mem0.vector_store
+    assert (store.provider, store.config.path) == ("inferscale", str(home / "facts.sqlite"))
     assert mem0.vector_store.config.embedding_model_dims == 384
     assert mem0.history_db_path == str(home / "history.db")
     assert mem0.llm.provider == "inferscale"
@@ -156,7 +157,43 @@ def test_injection_has_few_options_and_good_defaults() -> None:
     assert Injection() == Injection(k=20, w=24, text_last=0)
 
 
-def test_a_folder_that_is_in_use_is_said(open_memory: OpenMemory) -> None:
-    open_memory()
+def test_a_folder_whose_embedded_qdrant_is_in_use_is_said(open_memory: OpenMemory) -> None:
+    qdrant = {"vector_store": {"provider": "qdrant"}}
+    open_memory(**qdrant)
     with pytest.raises(ConfigurationError, match="open already"):
-        open_memory()
+        open_memory(**qdrant)
+
+
+def test_two_memories_on_one_folder_see_each_others_facts(open_memory: OpenMemory) -> None:
+    one, two = open_memory(), open_memory()
+    [fact] = say(one, "I like tea")
+    assert [found["id"] for found in two.get_all(filters=ADA)["results"]] == [fact]
+    two.delete(fact)
+    assert one.search("tea", filters=ADA)["results"] == []
+
+
+def test_a_folder_with_facts_in_embedded_qdrant_keeps_them_there(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_memory(vector_store={"provider": "qdrant"}) as before:
+        [fact] = say(before, "I like tea")
+    with caplog.at_level("INFO", logger="inferscale_memory.memory.config"):
+        after = open_memory()
+    assert after.config.vector_store.provider == "qdrant"
+    assert [found["id"] for found in after.get_all(filters=ADA)["results"]] == [fact]
+    assert "stay in its embedded Qdrant" in caplog.text
+
+
+def test_a_new_default_store_is_never_given_up_for_an_old_one(home: Path) -> None:
+    (home / "qdrant").mkdir(parents=True)
+    assert Settings.read(None).mem0.vector_store.provider == "qdrant"
+    (home / "facts.sqlite").touch()
+    assert Settings.read(None).mem0.vector_store.provider == "inferscale"
+
+
+def test_options_of_our_store_are_read_and_refused(tmp_path: Path) -> None:
+    ours = {"path": str(tmp_path / "f"), "collection_name": "c", "embedding_model_dims": 7}
+    store = Settings.read({"vector_store": {"provider": "inferscale", "config": ours}}).mem0.vector_store
+    assert store.config.model_dump() == {**ours, "searcher": "exact", "cache_bytes": 512 << 20}
+    with pytest.raises(ValidationError, match="distance"):
+        Settings.read({"vector_store": {"provider": "inferscale", "config": {"distance": "l2"}}})

@@ -1,4 +1,4 @@
-"""With nothing configured but the engine: the real embedder, mem0's embedded Qdrant."""
+"""With nothing configured but the engine: the real embedder, our store."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_everything_lies_under_the_folder(memory: Memory, tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "memory").iterdir()} >= {
         "journal.sqlite",
         "history.db",
-        "qdrant",
+        "facts.sqlite",
     }

@@ -12,14 +12,17 @@ import mem0
 import pytest
 
 from inferscale_memory import cli
+from inferscale_memory.index.store import Store
 from inferscale_memory.memory import Memory
 from inferscale_memory.migrate import source as migrate_source
 from inferscale_memory.migrate.source import Source, rows
 from tests.memory.hashing import DIMENSIONS, HashingEmbedder
 from tests.memory.saying import ADA, BEN
 
-PROVIDERS = ["qdrant", "faiss"]
-"""Stores that are read and written; "inferscale" joins them when it is there."""
+MEM0S = ["qdrant", "faiss"]
+"""Stores of mem0's that are read."""
+
+OURS = "inferscale"
 
 Config = dict[str, Any]
 
@@ -60,7 +63,7 @@ def migrate(tmp_path: Path) -> Callable[..., int]:
     return run
 
 
-@pytest.fixture(params=PROVIDERS)
+@pytest.fixture(params=MEM0S)
 def source(request: pytest.FixtureRequest, config: Callable[[str, str], Config]) -> Config:
     """A memory of mem0's with 30 facts of two users, one of them changed, and an entity."""
     return filled(config("theirs", request.param))
@@ -68,7 +71,7 @@ def source(request: pytest.FixtureRequest, config: Callable[[str, str], Config])
 
 @pytest.fixture
 def target(config: Callable[[str, str], Config], tmp_path: Path) -> Config:
-    return {**config("ours", "qdrant"), "folder": str(tmp_path / "ours")}
+    return {**config("ours", OURS), "folder": str(tmp_path / "ours")}
 
 
 def filled(config: Config, count: int = 30) -> Config:
@@ -129,7 +132,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("into", PROVIDERS)
+@pytest.mark.parametrize("into", [*MEM0S, OURS])
 def test_every_fact_arrives_as_it_was(
     source: Config, into: str, config: Callable[[str, str], Config], migrate: Callable[..., int], capsys: Any
 ) -> None:
@@ -240,15 +243,13 @@ def test_facts_that_did_not_arrive_are_status_1(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ) -> None:
-    from mem0.vector_stores.qdrant import Qdrant
-
-    inner = Qdrant.insert
+    inner = Store.insert
 
     def insert(self: Any, vectors: Sequence[Any], payloads: Any = None, ids: Any = None) -> Any:
         lost = len(vectors) > 1
         return inner(self, vectors[lost:], payloads[lost:], ids[lost:])
 
-    monkeypatch.setattr(Qdrant, "insert", insert)
+    monkeypatch.setattr(Store, "insert", insert)
     assert migrate(source, target) == 1
     assert "1 of 30 facts are not in the target after all" in " ".join(capsys.readouterr().err.split())
 

@@ -12,8 +12,10 @@ from mem0.vector_stores.base import VectorStoreBase
 from mem0.vector_stores.faiss import FAISS
 from mem0.vector_stores.qdrant import Qdrant
 
+from inferscale_memory.index.store import Store
 from inferscale_memory.memory import Memory
 from inferscale_memory.memory.mirror import MirroredStore, StoreLock, mirrored
+from tests.memory.conftest import OpenMemory
 from tests.memory.saying import ADA, say
 
 IDS = [f"{number:08d}-0000-0000-0000-000000000000" for number in range(4)]
@@ -46,7 +48,7 @@ def events() -> Events:
     return Events()
 
 
-@pytest.fixture(params=[Qdrant, FAISS], ids=["qdrant", "faiss"])
+@pytest.fixture(params=[Qdrant, FAISS, Store], ids=["qdrant", "faiss", "inferscale"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, events: Events) -> Any:
     inner = request.param(collection_name="c", embedding_model_dims=4, path=str(tmp_path / "store"))
     return mirrored(inner, StoreLock(), events)
@@ -78,7 +80,7 @@ def test_updates_and_deletes_are_told(store: Any, events: Events) -> None:
 
 def test_an_update_of_the_vector_alone_changes_no_words(store: Any, events: Events) -> None:
     store.insert([[1.0, 0, 0, 0]], [row("one")], IDS[:1])
-    if isinstance(store._inner, Qdrant):  # mem0's FAISS store cannot
+    if not isinstance(store._inner, FAISS):  # mem0's cannot
         store.update(IDS[0], vector=[0, 1.0, 0, 0])
     assert len(events.told) == 2
 
@@ -101,7 +103,7 @@ def test_everything_else_is_the_stores_own(store: Any) -> None:
 
 def test_it_has_a_keyword_search_only_where_the_store_has(store: Any) -> None:
     own = type(store).keyword_search is not VectorStoreBase.keyword_search
-    assert own is isinstance(store._inner, Qdrant)
+    assert own is not isinstance(store._inner, FAISS)
 
 
 def test_only_real_stores_are_wrapped_and_only_once(store: Any, events: Events) -> None:
@@ -117,7 +119,8 @@ def test_mem0_sees_the_mirror_and_its_client(memory: Memory) -> None:
     assert isinstance(memory.vector_store, MirroredStore)
 
 
-def test_the_entity_store_is_guarded_and_not_mirrored(memory: Memory) -> None:
+def test_the_entity_store_is_guarded_and_not_mirrored(open_memory: OpenMemory) -> None:
+    memory = open_memory(vector_store={"provider": "qdrant"})
     [fact] = say(memory, "I live in Porto")
     entities = memory.entity_store
     assert isinstance(entities, MirroredStore)

@@ -297,7 +297,7 @@ class _Extractor:
         return json.dumps({"memory": [{"text": fact} for fact in self.facts]})
 
 
-@pytest.mark.parametrize("provider", ["qdrant", "faiss"])
+@pytest.mark.parametrize("provider", ["inferscale", "qdrant", "faiss"])
 def test_many_threads_may_add_and_ask_at_once(open_memory: OpenMemory, provider: str) -> None:
     """On stores of mem0's that raise, or mix up texts and vectors, when two threads write at once."""
     memory = open_memory(vector_store={"provider": provider})
