@@ -13,12 +13,21 @@ class EngineError(InferScaleError, RuntimeError):
     """The engine could not be started, or ended."""
 
 
+class ExtractionError(InferScaleError, RuntimeError):
+    """Facts could not be drawn out of what was said: the model's answer was cut off, was no JSON, or none came.
+    The words stay in the turn log."""
+
+
 class PromptError(InferScaleError, ValueError):
     """A prompt cannot be built: an empty question, a broken chat template, a context that overflows."""
 
 
 class BlobError(InferScaleError, ValueError):
     """A blob's bytes are truncated, corrupt, too large or of another model."""
+
+
+class MigrationError(InferScaleError, RuntimeError):
+    """A store or an embedder failed while memories were copied."""
 
 
 class FetchError(InferScaleError, RuntimeError):

@@ -6,10 +6,12 @@ a template or a database. Sync and async faces of an engine are the same code un
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt.segments import Prompt
 
 
@@ -72,6 +74,11 @@ class SamplingOptions:
         seed: makes sampling repeatable.
         logprobs: how many top log-probabilities to return per generated token; None for none.
         ignore_eos: go on past the end-of-sequence token (measurements).
+        json_schema: the answer is JSON of this schema, unless `max_tokens` cut it off. It is kept as text, so that
+            options can be hashed, and so that nobody changes it while it is used.
+
+    Raises:
+        ConfigurationError: a schema that is no JSON object.
     """
 
     max_tokens: int = 256
@@ -81,6 +88,29 @@ class SamplingOptions:
     seed: int | None = None
     logprobs: int | None = None
     ignore_eos: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+
+    @property
+    def schema(self) -> str | None:
+        """The text of `json_schema`."""
+        return None if self.json_schema is None else str(self.json_schema)
+
+
+def _schema_text(schema: Mapping[str, Any] | str) -> str:
+    """Keys in the order given: it is the order in which the answer has them."""
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        if isinstance(read, dict):
+            return json.dumps(read, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"json_schema is not JSON ({error}): pass a JSON schema") from error
+    raise ConfigurationError(
+        f"json_schema is a {type(read).__name__}: pass a JSON schema, which is an object"
+    )
 
 
 DEFAULT_OPTIONS = SamplingOptions()

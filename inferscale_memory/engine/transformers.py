@@ -44,6 +44,7 @@ from inferscale_memory.engine.hf_families import (
     refusal,
     token_shape,
 )
+from inferscale_memory.engine.hf_grammar import Grammars
 from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError
 from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
 from inferscale_memory.kv.arena import Rows
@@ -216,6 +217,7 @@ class TransformersEngine:
         self, prompt: Prompt, ids: list[int], options: SamplingOptions, called: float
     ) -> Iterator[Chunk]:
         loaded = self._load()
+        within = None if options.schema is None else loaded.grammars.constraint(options.schema)
         injection = self._inject(loaded, prompt, len(ids))
         left, cache = ids[injection.tokens :], injection.cache
         for chunk in _chunks(left):
@@ -226,13 +228,15 @@ class TransformersEngine:
         logprobs: list[dict[int, float]] = []
         ttft = 0.0
         while True:
-            token = sampler.draw(logits)
+            token = sampler.draw(logits if within is None else within.allowed(logits))
+            if within is not None:
+                within.accept(token)
             if not tokens:
                 ttft = time.perf_counter() - called
             tokens.append(token)
             if options.logprobs is not None:
                 logprobs.append(sampler.logprobs(logits, token))
-            ended = token in loaded.end and not options.ignore_eos
+            ended = token in loaded.end and not (options.ignore_eos and within is None)
             piece = "" if ended else text.push(token)
             if ended or text.stopped or len(tokens) == most:
                 break
@@ -375,7 +379,9 @@ class TransformersEngine:
                 arena=Arena(self._shape, rows, self._device),
                 store=BlobStore([RowTier("device", rows)]),
             )
-        return _Loaded(model, self._device, _end_tokens(model, self.tokenizer), blobs)
+        end = _end_tokens(model, self.tokenizer)
+        vocabulary = self._config.get_text_config().vocab_size
+        return _Loaded(model, self._device, end, Grammars(self.tokenizer, vocabulary, end), blobs)
 
     def close(self) -> None:
         """Give back model and blobs; what needs them raises EngineError from then on."""
@@ -407,11 +413,13 @@ class _Blobs:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A model in memory. `end`: tokens that end an answer. `blobs`: None where the model is unsupported."""
+    """A model in memory. `end`: tokens that end an answer. `grammars`: keep answers within JSON schemas. `blobs`:
+    None where the model is unsupported."""
 
     model: Any
     device: torch.device
     end: frozenset[int]
+    grammars: Grammars
     blobs: _Blobs | None
 
     def place_for_blobs(self) -> _Blobs:

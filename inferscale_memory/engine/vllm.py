@@ -290,7 +290,7 @@ class _Server:
     async def stream(
         self, prompt: Prompt, options: SamplingOptions, began: float
     ) -> AsyncGenerator[Chunk, None]:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         ids = prompt.ids
         self._check(ids, options)
@@ -305,13 +305,11 @@ class _Server:
             ignore_eos=options.ignore_eos,
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra,
+            structured_outputs=StructuredOutputsParams(json=options.schema) if options.schema else None,
         )
         text, tokens, logprobs = "", [], []
         first: float | None = None
-        outputs = self._llm.generate(
-            {"prompt_token_ids": ids, "cache_salt": salt}, sampling, self._name("generate")
-        )
-        async for output in outputs:
+        async for output in self._outputs({"prompt_token_ids": ids, "cache_salt": salt}, sampling):
             delta = output.outputs[0]
             if first is None and delta.token_ids:
                 first = time.perf_counter() - began
@@ -341,6 +339,20 @@ class _Server:
             yield Chunk(delta.text, tuple(delta.token_ids), completion)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    async def _outputs(self, prompt: dict[str, Any], sampling: Any) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs. It checks a schema when it is asked the first time."""
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            async for output in self._llm.generate(prompt, sampling, self._name("generate")):
+                yield output
+        except (ValueError, VLLMClientError) as error:
+            if sampling.structured_outputs is None:
+                raise
+            raise ConfigurationError(
+                f"no answer can be kept within this JSON schema ({error}): pass another one"
+            ) from error
 
     def _transfer(self, prompt: Prompt) -> tuple[int, dict[str, Any] | None, str]:
         """(tokens asked to be injected, the request's parameters, its cache salt)."""
@@ -436,7 +448,7 @@ def _refusal(reply: dict[str, Any], asked: int, injected: int, known: int) -> st
 async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) -> Any:
     _environment()
     try:
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVTransferConfig, StructuredOutputsConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
@@ -450,7 +462,14 @@ async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) 
         kv_role="kv_both",
         kv_connector_extra_config=budgets,
     )
-    arguments = {"disable_log_stats": True, "enable_log_requests": False, **options}
+    # Only xgrammar and guidance can forbid free white space in JSON, which a small model may write for ever.
+    within = StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True)
+    arguments = {
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        "structured_outputs_config": within,
+        **options,
+    }
     with _main_module_hidden():
         return AsyncLLM.from_engine_args(
             AsyncEngineArgs(model=str(model), kv_transfer_config=transfer, **arguments)

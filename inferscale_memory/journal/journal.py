@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
@@ -141,6 +142,9 @@ class Forgotten:
 class Journal:
     """One journal. Any number of threads may call it; another process may hold the same file.
 
+    Attributes:
+        failed_adds: calls to `add` that are to be made again.
+
     Invariants:
         - A ledger entry exists only for a fact that exists, and its window only held text that still exists.
         - A forgotten fact comes back only after `allow`.
@@ -170,6 +174,7 @@ class Journal:
                 for statement in step.split(";\n"):
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {_FORMAT}")
+        self.failed_adds = FailedAdds(self._change, self._read)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""

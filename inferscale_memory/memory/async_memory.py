@@ -78,6 +78,10 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
             llm=llm,
         )
 
+    async def retry_failed(self) -> dict[str, list[Any]]:
+        """See `Memory.retry_failed`."""
+        return await operations.retry_failed(_ASYNC, self)
+
     async def update(
         self,
         memory_id: str,

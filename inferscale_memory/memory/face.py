@@ -15,9 +15,11 @@ from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.journal import FailedAdd
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.config import Injection, Settings
 from inferscale_memory.memory.core import Core
+from inferscale_memory.memory.heard import heard
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind
@@ -124,6 +126,14 @@ class Face(Generic[Session]):
             Past.guard(manager)
         self.__dict__["db"] = manager
 
+    @property
+    def llm(self) -> Any:
+        return heard(self, _attribute(self, "llm"))
+
+    @llm.setter
+    def llm(self, llm: Any) -> None:
+        self.__dict__["llm"] = llm
+
     # -- what needs no waiting -------------------------------------------------------------------------------
 
     @property
@@ -149,6 +159,11 @@ class Face(Generic[Session]):
         k = core.injection.k if k is None else k
         session: Session = self._session(core, self._kind.wait, search, Scope.of(ids), k=k, system=system)
         return session
+
+    def failed_adds(self) -> list[FailedAdd]:
+        """The calls to `add` whose facts could not be extracted, oldest first: what `retry_failed` makes again.
+        The messages stay in the turn log until they are forgotten."""
+        return operations.behind(self).journal.failed_adds.all()
 
     def close(self) -> None:
         """Stop encoding, end the engine if this memory made it, and give back every file. Closing twice is

@@ -60,6 +60,10 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         Facts are dated by `metadata["date"]`, else by `timestamp` (a datetime, seconds since the epoch, or
         ISO text), which also becomes their `created_at`; else now. Returns when the facts are durable;
         encoding follows.
+
+        Raises:
+            ExtractionError: the model's answer was cut off, no JSON, or none. It is mem0's LLMError too. The
+                messages are kept, and `retry_failed` tries again; so does adding the same once more.
         """
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         return run(
@@ -76,6 +80,15 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
                 prompt=prompt,
             )
         )
+
+    def retry_failed(self) -> dict[str, list[Any]]:
+        """Make every call of `failed_adds` again, with the options it had; system messages are not kept. Those
+        that fail once more stay.
+
+        Returns:
+            `results`, as of `add`, and `failed`: the calls that stay.
+        """
+        return run(operations.retry_failed(_SYNC, self))
 
     def update(
         self,

@@ -9,6 +9,7 @@ business: then a body must do nothing but call mem0.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -19,17 +20,20 @@ from mem0.memory.main import _build_filters_and_metadata
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.index.collection import Collection
-from inferscale_memory.journal import Intent
+from inferscale_memory.journal import Intent, Turn
+from inferscale_memory.memory.again import RETRIED, as_messages, options_again, said_in_vain
 from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
+from inferscale_memory.memory.heard import Attempt, attempt
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import read_date
+from inferscale_memory.memory.writing import turns_under_way
 
 Ids = Mapping[str, str | None]
 Filters = Mapping[str, Any]
@@ -77,8 +81,65 @@ async def add(
         turns = new_turns(messages, metadata, when)
     if when is not None:
         metadata = {"created_at": when.isoformat(), **(metadata or {})}
-    async with kind.wait.within(core.writes.saying(Scope.of(ids), turns)):
-        return await kind.wait.result(kind.mem0.add(memory, messages, metadata=metadata, **ids, **mem0s_own))
+    again: Sequence[Turn] = ()
+    if mem0s_own.get("infer") and turns:
+        again = await kind.wait.call(said_in_vain, core.journal, Scope.of(ids), turns)
+    saying = core.writes.saying(Scope.of(ids), turns, again)
+    with attempt(memory) as made:
+        return await _told(
+            kind, memory, core, made, saying, messages, ids, {"metadata": metadata, **mem0s_own}
+        )
+
+
+async def _told(
+    kind: Kind,
+    memory: Any,
+    core: Core,
+    made: Attempt,
+    saying: AbstractContextManager[None],
+    messages: Any,
+    ids: Ids,
+    options: Mapping[str, Any],
+) -> Any:
+    """mem0's `add`. Where its LLM fails it the call is kept, to be made again."""
+    failed = core.journal.failed_adds
+    async with kind.wait.within(saying):
+        about = turns_under_way()
+        try:
+            result = await kind.wait.result(kind.mem0.add(memory, messages, **ids, **options))
+        except Exception as error:
+            if made.failure is None:
+                raise
+            scope = Scope.of(ids)
+            kept = {name: value for name, value in options.items() if name in RETRIED}
+            await kind.wait.call(failed.keep, scope.key, about, scope.ids, kept, made.reason)
+            seen = made.error(error)
+            if seen is error:
+                raise
+            raise seen from (None if seen is made.failure else made.failure)
+        if options.get("infer"):
+            await kind.wait.call(failed.settle, about)
+        return result
+
+
+async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
+    core = behind(memory)
+    failed = core.journal.failed_adds
+    results: list[Any] = []
+    for number in [call.number for call in await kind.wait.call(failed.all)]:
+        with failed.claimed(number) as call, attempt(memory) as made:
+            if call is None:  # somebody else makes it again, or has
+                continue
+            turns = await kind.wait.call(core.journal.turns, call.turns)
+            saying = core.writes.saying(Scope.of(call.ids), (), turns)
+            options = options_again(call, turns)
+            try:
+                done = await _told(kind, memory, core, made, saying, as_messages(turns), call.ids, options)
+                results += done["results"]
+            except Exception:
+                if made.failure is None:
+                    raise
+    return {"results": results, "failed": await kind.wait.call(failed.all)}
 
 
 async def change(

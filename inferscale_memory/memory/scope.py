@@ -40,9 +40,12 @@ class Scope:
     def owner(self) -> str:
         """`user:`, `agent:` or `run:` and the first id that is set; the kind keeps a user apart from an agent
         of the same name, and from the public owner. Empty in an empty scope."""
-        for name, value in self.ids.items():
-            return f"{name.removesuffix('_id')}:{value}"
-        return ""
+        return next(iter(self.owners), "")
+
+    @property
+    def owners(self) -> list[str]:
+        """Everybody who may be shown what carries these ids, when they ask without the other ids."""
+        return [f"{name.removesuffix('_id')}:{value}" for name, value in self.ids.items()]
 
     def covers(self, other: Scope) -> bool:
         """Whether `other` carries every id of this one: mem0's filters find it then."""
@@ -62,3 +65,9 @@ def fact_tag(owner: str, fact: str) -> str:
 def turn_tag(owner: str, turn: int) -> str:
     """The same for a turn that no fact was drawn from."""
     return fact_tag(owner, f"turn {turn}")
+
+
+def said_tag(owner: str) -> str:
+    """The name under which an engine knows whatever mem0 shows it of what `owner` said or has in memory: the
+    prompts of extraction. They are hardly ever asked twice, so forgetting any fact evicts them all."""
+    return fact_tag(owner, "")

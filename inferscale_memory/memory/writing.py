@@ -31,7 +31,7 @@ from inferscale_memory.memory.forgetting import (
 )
 from inferscale_memory.memory.mirror import Payload, Rows
 from inferscale_memory.memory.plan import fact_words
-from inferscale_memory.memory.scope import Scope, fact_tag, turn_tag
+from inferscale_memory.memory.scope import Scope, fact_tag, said_tag, turn_tag
 from inferscale_memory.memory.words import is_expired, last_day, today, words_of
 
 
@@ -74,6 +74,12 @@ def owner_under_way() -> str | None:
     return None if batch is None else batch.scope.owner or None
 
 
+def turns_under_way() -> Sequence[Turn]:
+    """The turns the call under way is about."""
+    batch = _under_way.get()
+    return () if batch is None else tuple(batch.turns)
+
+
 class WritePath:
     """Told by the face what is said, and by the mirror what becomes of facts."""
 
@@ -94,11 +100,14 @@ class WritePath:
     # -- told by the face ------------------------------------------------------------------------------------
 
     @contextmanager
-    def saying(self, scope: Scope, turns: Sequence[NewTurn]) -> Iterator[None]:
+    def saying(self, scope: Scope, turns: Sequence[NewTurn], again: Sequence[Turn] = ()) -> Iterator[None]:
         """Log `turns`, and link the facts that are written within the block to them. They are encoded
-        together, when the block is left. What mem0 refuses is taken out of the log again."""
+        together, when the block is left. What mem0 refuses is taken out of the log again. Turns that are said
+        `again` are in the log, and stay there."""
         with self._journal.together():
-            logged = self._journal.append_turns(scope.key, turns, one_session=scope.run_id is not None)
+            logged = list(again) or self._journal.append_turns(
+                scope.key, turns, one_session=scope.run_id is not None
+            )
             begun = self._journal.begin(
                 Intent(ADD, scope=scope.key, turns=tuple(turn.number for turn in logged))
             )
@@ -107,7 +116,7 @@ class WritePath:
             with self._collected(batch):
                 yield
         except (ValueError, Mem0ValidationError):
-            if not batch.written:
+            if not batch.written and not again:
                 self._journal.redact_turns(turn.number for turn in logged)
                 self._journal.scrub([turn.text for turn in logged if turn.text])
             raise
@@ -360,9 +369,12 @@ class WritePath:
                 keys.setdefault(entry.owner, {})[entry.key] = None
             for fact in (*what.facts, *what.touched):
                 tags.setdefault(fact.owner, {})[fact.tag] = None
+                for owner in Scope.read(fact.scope).owners:  # mem0 may have shown it to any of them
+                    tags[fact.owner][said_tag(owner)] = None
             for scope, turn in what.turns:
-                owner = Scope.read(scope).owner
-                tags.setdefault(owner, {})[turn_tag(owner, turn)] = None
+                whose = Scope.read(scope)
+                said = [said_tag(owner) for owner in whose.owners]
+                tags.setdefault(whose.owner, {}).update(dict.fromkeys([turn_tag(whose.owner, turn), *said]))
         engine = self._engine.started
         for owner in dict.fromkeys([*keys, *tags]):
             theirs = list(keys.get(owner, ()))

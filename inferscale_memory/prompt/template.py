@@ -113,6 +113,16 @@ class PromptTemplate:
         """
         return self._split(messages, tools, {})
 
+    def behind_system(self, messages: Sequence[Message]) -> Frame:
+        """The conversation, open where the app's system text ends and the first word of anybody stands. Nothing
+        is put there; what stands before it is the same in every conversation under that system text."""
+        system, rest = self._read(messages)
+        text = self._default_system if system is None else system
+        mark = _mark(repr((text, rest)))
+        marked = [{**rest[0], "content": f"{mark}{rest[0]['content'] or ''}"}, *rest[1:]]
+        placed = self._place(text, marked, gap="\n\n", tools=None) if text else marked
+        return self._cut(placed, mark, system, None, {})
+
     def plain(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> tuple[int, ...]:
         """The same conversation without heading and facts: for a user of whom nothing is remembered."""
         system, rest = self._read(messages)
@@ -140,10 +150,21 @@ class PromptTemplate:
         mark = _mark(repr((text, self._heading, rest, tools)))
         memory = f"{text}\n\n{self._heading}{mark}" if text else f"{self._heading}{mark}"
         placed = self._place(memory, rest, gap="\n", tools=tools)
+        return self._cut(placed, mark, system, tools, variables)
+
+    def _cut(
+        self,
+        placed: list[dict[str, Any]],
+        mark: str,
+        system: str | None,
+        tools: Sequence[Any] | None,
+        variables: Mapping[str, Any],
+    ) -> Frame:
+        """The rendered conversation, cut at `mark`."""
         halves = self._render(placed, tools, variables).split(mark)
         if len(halves) != 2:
             raise PromptError(
-                f"The chat template writes the text with the facts {len(halves) - 1} times instead of once: "
+                f"The chat template writes the place of the facts {len(halves) - 1} times instead of once: "
                 "give the tokenizer a chat_template that writes each message once."
             )
         return Frame(self._begun(self._ids(halves[0])), self._ids(halves[1]), system)

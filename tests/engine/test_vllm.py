@@ -16,6 +16,7 @@ from inferscale_memory.engine.base import Completion, EncodeRequest, Engine, Sam
 from inferscale_memory.engine.vllm import VLLMEngine
 from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
+from tests.engine.test_json import SCHEMA, assert_is_a_pet
 from tests.models import VOCAB, tiny_model
 
 pytestmark = pytest.mark.engine
@@ -183,6 +184,40 @@ def test_sampling_options_are_vllms(engine: VLLMEngine) -> None:
     assert stop not in stopped.text
     assert free.text.startswith(stopped.text)
     assert stopped.finish_reason == "stop"
+
+
+def test_json_of_a_schema_beside_injected_facts(engine: VLLMEngine) -> None:
+    prompt = remember(engine, "alice", seed=8)
+    options = SamplingOptions(max_tokens=200, temperature=1.0, seed=3, json_schema=SCHEMA)
+    answer = engine.generate(prompt, options)
+    assert answer.injected_tokens == length(prompt)
+    assert_is_a_pet(answer.text)
+    assert answer.finish_reason == "stop"
+    short = engine.generate(prompt, SamplingOptions(max_tokens=5, json_schema=SCHEMA))
+    assert short.finish_reason == "length"
+
+
+def test_json_and_free_answers_of_many_threads_do_not_mix(engine: VLLMEngine) -> None:
+    # Words, as vLLM's detokenizer begins an answer with what no text of a prompt ends in.
+    prompt = Prompt("alice", (Segment(tuple(engine.tokenizer("What is the cat called?")["input_ids"])),))
+    free = engine.generate(prompt, OPTIONS).token_ids
+
+    def one(number: int) -> None:
+        if number % 2:
+            options = SamplingOptions(max_tokens=200, temperature=1.0, seed=number, json_schema=SCHEMA)
+            assert_is_a_pet(engine.generate(prompt, options).text)
+        else:
+            assert engine.generate(prompt, OPTIONS).token_ids == free
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(16)))
+
+
+def test_a_schema_nobody_can_follow_is_refused(engine: VLLMEngine) -> None:
+    prompt = Prompt("alice", (Segment(words(30, 7)),))
+    with pytest.raises(ConfigurationError, match="pass another one"):
+        engine.generate(prompt, SamplingOptions(json_schema={"type": "nonsense"}))
+    assert len(engine.generate(prompt, OPTIONS).token_ids) == 8
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ class TestTasksDoNotMix:
 
         asyncio.run(work())
         [(owner, keys, tags)] = engine.forgotten
-        assert (owner, len(keys), len(tags)) == ("user:ada", 20, 20)
+        assert (owner, len(keys), len(tags)) == ("user:ada", 20, 21)
 
 
 class TestCancelling:

@@ -6,9 +6,15 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any
 
-from inferscale_memory.engine.base import EncodeRequest, EncodeResult
+from inferscale_memory.engine.base import (
+    DEFAULT_OPTIONS,
+    Completion,
+    EncodeRequest,
+    EncodeResult,
+    SamplingOptions,
+)
 from inferscale_memory.engine.transformers import TransformersEngine
-from inferscale_memory.prompt import PUBLIC_OWNER
+from inferscale_memory.prompt import PUBLIC_OWNER, Prompt
 
 
 class WatchedEngine(TransformersEngine):
@@ -16,6 +22,7 @@ class WatchedEngine(TransformersEngine):
 
     Attributes:
         encoded: every encode request, in order.
+        asked: every prompt it was to answer, with how, and the answer.
         forgotten: every call to `forget`, as (owner, keys, tags).
         refuse: decides which requests fail.
         before_return: called when an encode is done and before anybody hears of it.
@@ -25,6 +32,7 @@ class WatchedEngine(TransformersEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.encoded: list[EncodeRequest] = []
+        self.asked: list[tuple[Prompt, SamplingOptions, Completion]] = []
         self.forgotten: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
         self.refuse: Callable[[EncodeRequest], bool] = lambda request: False
         self.before_return: Callable[[], None] = lambda: None
@@ -45,6 +53,11 @@ class WatchedEngine(TransformersEngine):
         ]
         self.before_return()
         return results
+
+    def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
+        completion = super().generate(prompt, options)
+        self.asked.append((prompt, options, completion))
+        return completion
 
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
         self.forgotten.append((owner, tuple(keys), tuple(tags)))

@@ -1,0 +1,88 @@
+"""The LLM as mem0 sees it while an `add` is under way: what it answers is heard here first.
+
+mem0 neither tells a failed call from others by its type nor keeps what was said. It must change nothing about an LLM
+beyond refusing an answer mem0 would misread, and nothing at all outside of an `add`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from inferscale_memory.errors import ExtractionError, InferScaleError
+from inferscale_memory.memory.extraction import ExtractionLLMError, check_answer
+
+
+class Attempt:
+    """One call of `add`.
+
+    Attributes:
+        failure: what its LLM raised, or what was wrong with its answer; None while nothing was.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.failure: Exception | None = None
+        self._memory = memory
+
+    def of(self, memory: Any) -> bool:
+        return self._memory is memory
+
+    def error(self, mem0s: Exception) -> Exception:
+        """What the caller is to see instead of `mem0s`: errors of ours keep their words, and say what to do."""
+        if isinstance(self.failure, ExtractionError):
+            return self.failure
+        if isinstance(self.failure, InferScaleError):
+            return ExtractionLLMError(f"{self.failure}. The messages are kept: retry_failed() tries again")
+        return mem0s
+
+    @property
+    def reason(self) -> str:
+        """Why it failed. Words of others than us may hold what a user said."""
+        ours = isinstance(self.failure, InferScaleError)
+        return str(self.failure) if ours else f"the LLM raised {type(self.failure).__name__}"
+
+
+# A context variable, because asyncio.to_thread carries it along.
+_attempt: ContextVar[Attempt | None] = ContextVar("inferscale_attempt", default=None)
+
+
+@contextmanager
+def attempt(memory: Any) -> Iterator[Attempt]:
+    """Within the block, the LLM of `memory` is heard."""
+    made = Attempt(memory)
+    token = _attempt.set(made)
+    try:
+        yield made
+    finally:
+        _attempt.reset(token)
+
+
+def heard(memory: Any, llm: Any) -> Any:
+    """`llm` as `memory` shows it to mem0: itself, unless an `add` of that memory is under way."""
+    now = _attempt.get()
+    return llm if now is None or not now.of(memory) else _Heard(llm, now)
+
+
+class _Heard:
+    """An LLM that is listened to."""
+
+    def __init__(self, llm: Any, attempt: Attempt) -> None:
+        self._llm = llm
+        self._attempt = attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def generate_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            answer = self._llm.generate_response(*args, **options)
+            if (
+                options.get("response_format") is not None
+            ):  # mem0 asks for JSON when it extracts, and never else
+                check_answer(answer)
+        except Exception as error:
+            self._attempt.failure = error
+            raise
+        return answer
