@@ -18,6 +18,9 @@ from typing import Any
 from inferscale_memory.demo.conversations import Question, User, load
 from inferscale_memory.errors import ConfigurationError
 
+_COLD_BYTES = 512 * 2**20
+"""More than any processor's cache holds."""
+
 
 def main(argv: Sequence[str] = ()) -> int:
     """Remember a conversation, ask about it along four paths, show what each cost."""
@@ -151,7 +154,10 @@ def _bar(what: str, total: int) -> Iterator[Any]:
 
 
 def _plain_copy(model: Path, dtype: str, rows: Sequence[Any], k: int) -> float:
-    """Seconds to copy as many bytes as the injected keys and values have: what composing is measured against."""
+    """Seconds to copy as many bytes as the injected keys and values have: what composing is measured against.
+
+    Several buffers take turns, so that none is in the processor's cache, as what composing reads and writes is not.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -162,9 +168,12 @@ def _plain_copy(model: Path, dtype: str, rows: Sequence[Any], k: int) -> float:
     kind = config.dtype if dtype == "auto" else getattr(torch, dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = (int(median(tokens)), config.num_hidden_layers, 2, heads, head_dim)
-    source, target = torch.ones(size, dtype=kind, device=device), torch.empty(size, dtype=kind, device=device)
+    copied = size[0] * size[1] * 2 * heads * head_dim * kind.itemsize
+    count = max(2, -(-_COLD_BYTES // (2 * copied)))
+    buffers = torch.ones((count, 2, *size), dtype=kind, device=device)
     times = []
-    for _ in range(15):
+    for turn in range(15 * count):
+        source, target = buffers[turn % count]
         began = perf_counter()
         target.copy_(source)
         if device == "cuda":
