@@ -78,9 +78,8 @@ class _Heard:
     def generate_response(self, *args: Any, **options: Any) -> Any:
         try:
             answer = self._llm.generate_response(*args, **options)
-            if (
-                options.get("response_format") is not None
-            ):  # mem0 asks for JSON when it extracts, and never else
+            extracting = options.get("response_format") is not None  # mem0 asks for JSON then, and never else
+            if extracting:
                 check_answer(answer)
         except Exception as error:
             self._attempt.failure = error
