@@ -113,6 +113,8 @@ class Collection:
             StoreError: there is no such fact, or the vector cannot be taken.
         """
         floats = None if vector is None else self._matrix([vector])[0]
+        if floats is not None:
+            unit(floats[None])  # refuses what cannot be compared
         with self._writing:
             self._follow(self.file.update(id, floats, payload))
 

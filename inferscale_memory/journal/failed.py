@@ -116,7 +116,13 @@ class FailedAdds:
                 number = db.execute(
                     "INSERT INTO failed_adds (scope, ids, options, error, attempts, failed_at)"
                     " VALUES (?, ?, ?, ?, 1, ?)",
-                    (scope, json.dumps(dict(ids)), json.dumps(dict(options), default=str), error, _now()),
+                    (
+                        scope,
+                        json.dumps(dict(ids)),
+                        json.dumps(dict(options), default=str, skipkeys=True),
+                        error,
+                        _now(),
+                    ),
                 ).lastrowid
                 db.executemany(
                     "INSERT INTO failed_turns (number, turn) VALUES (?, ?)",
@@ -129,6 +135,10 @@ class FailedAdds:
         if known is not None:
             with self._change() as db:
                 db.execute("DELETE FROM failed_adds WHERE number = ?", (known,))
+
+    def kept(self, turns: Sequence[Turn]) -> bool:
+        """Whether a call about these turns is to be made again."""
+        return self._about(turns) is not None
 
     def all(self) -> list[FailedAdd]:
         """Oldest first."""

@@ -218,21 +218,21 @@ class Journal:
         )
         return [_turn(row) for row in rows]
 
-    def turns_saying(self, scope: str, text: str) -> list[int]:
-        """Numbers of the owner's turns, in any scope that begins as this one does, that say `text`. A turn that
-        is a fact word for word is not among them."""
+    def turns_saying(self, scope: str, words: Sequence[str]) -> list[int]:
+        """Numbers of the owner's turns, in any scope that begins as this one does, that say the first of `words` or
+        are one of the others, as an app's messages are that it sends again with every call. A turn that is a fact
+        word for word is not among them."""
         owner = scope.split("&")[0]
         rows = self._read(
             # The apostrophe follows the ampersand.
             "SELECT number, text FROM turns WHERE (scope = ? OR (scope > ? AND scope < ?))"
-            " AND text IS NOT NULL AND instr(lower(text), lower(?)) AND NOT EXISTS"
+            " AND text IS NOT NULL AND NOT EXISTS"
             " (SELECT 1 FROM sources JOIN facts USING (fact) WHERE turn = number AND verbatim)",
             owner,
             f"{owner}&",
             f"{owner}'",
-            text,
         )
-        return [number for number, said in rows if says(said, text)]
+        return [number for number, said in rows if says(said, words[0]) or said in words]
 
     def turns_within(self, wanted: Callable[[str], bool]) -> list[int]:
         """Numbers of the turns of every scope that is `wanted`."""
@@ -262,6 +262,11 @@ class Journal:
         if self._read(f"SELECT 1 FROM forgotten WHERE fact {_AMONG} LIMIT 1", json.dumps(ids)):
             with self._change() as db:
                 db.execute(f"DELETE FROM forgotten WHERE fact {_AMONG}", (json.dumps(ids),))
+
+    def banned(self, ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that were forgotten and not written anew."""
+        rows = self._read(f"SELECT fact FROM forgotten WHERE fact {_AMONG}", json.dumps(list(ids)))
+        return {row[0] for row in rows}
 
     def facts(self, ids: Iterable[str]) -> dict[str, Fact]:
         """Those of `ids` that are known."""

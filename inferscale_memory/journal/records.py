@@ -115,3 +115,8 @@ class Intent:
     scope: str = ""
     words: tuple[str, ...] = ()
     turns: tuple[int, ...] = ()
+
+    @property
+    def says_something(self) -> bool:
+        """An empty fact stands in everything, and forgetting it must take nothing along."""
+        return bool(self.words and self.words[0].strip())

@@ -16,13 +16,20 @@ from subprocess import run
 
 _SQLITE = b"SQLite format 3\0"
 _ANCHOR = 4
+_LONG, _PIECE = 1024, 256
 _BEFORE = 64
 """A text that is split over pages is recognised by so many bytes behind the split, and up to so many before."""
 
 
 def spellings(text: str) -> list[bytes]:
     """The bytes by which a text is recognised, in lower case as far as ASCII goes."""
-    forms = (text, text.lower(), text.casefold())
+    if (
+        len(text) > _LONG
+    ):  # its beginning, middle and end stand for it: what is looked for cut by cut must be short
+        middle = (len(text) - _PIECE) // 2
+        pieces = (text[:_PIECE], text[middle : middle + _PIECE], text[-_PIECE:])
+        return list(dict.fromkeys(spelling for piece in pieces for spelling in spellings(piece)))
+    forms = (text, text.lower(), text.casefold(), text.upper())
     spelled = [
         spelling for form in forms for spelling in (form, _json(form, ascii=True), _json(form, ascii=False))
     ]

@@ -112,7 +112,12 @@ class Settings:
 
 def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> MemoryConfig:
     """mem0's configuration of `options`, with local defaults for whatever they leave out."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} cannot be made ({error}): pass another folder, or set INFERSCALE_HOME"
+        ) from error
     embedder = options.get("embedder")
     if _provider(embedder) in (None, PROVIDER):
         options["embedder"] = _local_embedder(embedder)

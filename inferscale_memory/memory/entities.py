@@ -12,8 +12,8 @@ from typing import Any
 
 from inferscale_memory.memory.scope import Scope
 
-_MOST = 10_000
-"""How many entities of a scope mem0 itself looks through."""
+_MOST = 1_000_000
+"""How many entities of a scope are looked through. mem0 itself stops at 10,000."""
 
 _log = logging.getLogger(__name__)
 

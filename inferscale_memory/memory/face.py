@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mem0.configs.base import MemoryConfig
+from mem0.memory.main import Memory as Mem0sMemory
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.engine.base import Engine
@@ -67,6 +68,7 @@ class Face(Generic[Session]):
             core, self._core = core_of(self), None
             if core is not None:
                 core.close()
+                operations.close_stores(self)
             if isinstance(error, RuntimeError) and "already accessed" in str(error):  # says Qdrant
                 raise ConfigurationError(
                     f"the memory in {settings.folder} is open already: close it, pass another folder, or use "
@@ -93,7 +95,7 @@ class Face(Generic[Session]):
 
     @vector_store.setter
     def vector_store(self, store: Any) -> None:
-        if never_had_core(self) and self._settings is not None and isinstance(store, VectorStoreBase):
+        if never_had_core(self) and self._settings is not None and issubclass(type(store), VectorStoreBase):
             self._core = Core(self._settings, self)
         core = core_of(self)
         self.__dict__["vector_store"] = store if core is None else core.mirror_facts(store)
@@ -109,7 +111,9 @@ class Face(Generic[Session]):
 
     @property
     def entity_store(self) -> Any:
-        opening = self._kind.mem0.entity_store.fget
+        # mem0's own tests call this with stand-ins for an instance.
+        kind = self._kind.mem0 if issubclass(type(self), Face) else Mem0sMemory
+        opening = kind.entity_store.fget
         core = core_of(self)
         if core is None:
             return opening(self)

@@ -49,8 +49,8 @@ class Forgetting:
         saying = {
             turn
             for loss in lost
-            if loss.words
-            for turn in self._journal.turns_saying(loss.scope, loss.words[0])
+            if loss.says_something
+            for turn in self._journal.turns_saying(loss.scope, loss.words)
         }
         if saying:
             forgotten.append(self._journal.forget_turns(saying))

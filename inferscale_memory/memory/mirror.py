@@ -91,7 +91,8 @@ class StoreLock:
 def mirrored(store: Any, lock: StoreLock, mirror: Mirror | None) -> Any:
     """`store` behind `lock`, its writes told to `mirror`. Whatever is no vector store, or is wrapped, stays
     as it is."""
-    if not isinstance(store, VectorStoreBase) or isinstance(store, MirroredStore):
+    # Not isinstance: a mock of one says that it is one.
+    if not issubclass(type(store), VectorStoreBase) or isinstance(store, MirroredStore):
         return store
     lock.settle(store)
     has_keywords = type(store).keyword_search is not VectorStoreBase.keyword_search

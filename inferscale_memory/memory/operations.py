@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
-from mem0.memory.main import _build_filters_and_metadata
+from mem0.memory.main import _build_filters_and_metadata, _normalize_expiration_date
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.index.collection import Collection
@@ -112,6 +112,8 @@ async def _told(
                 raise
             scope = Scope.of(ids)
             kept = {name: value for name, value in options.items() if name in RETRIED}
+            if kept.get("expiration_date") is not None:
+                kept["expiration_date"] = _normalize_expiration_date(kept["expiration_date"])
             await kind.wait.call(failed.keep, scope.key, about, scope.ids, kept, made.reason)
             seen = made.error(error)
             if seen is error:
@@ -136,9 +138,10 @@ async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
             try:
                 done = await _told(kind, memory, core, made, saying, as_messages(turns), call.ids, options)
                 results += done["results"]
-            except Exception:
+            except Exception as error:  # the others are not to wait for this one
                 if made.failure is None:
-                    raise
+                    why = f"{type(error).__name__} where the facts were written"
+                    await kind.wait.call(failed.keep, "", turns, call.ids, call.options, why)
     return {"results": results, "failed": await kind.wait.call(failed.all)}
 
 
@@ -295,11 +298,16 @@ def close(kind: Kind, memory: Any) -> None:
     if core is not None:
         memory._core = None
         core.close()
-        for name in ("vector_store", "_entity_store"):  # mem0 leaves both open, and an embedded Qdrant locked
-            store = memory.__dict__.get(name)
-            if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
-                store.client.close()
+        close_stores(memory)
     kind.mem0.close(memory)
+
+
+def close_stores(memory: Any) -> None:
+    """mem0 leaves both open, and an embedded Qdrant locked."""
+    for name in ("vector_store", "_entity_store"):
+        store = memory.__dict__.get(name)
+        if getattr(store, "is_local", False) or isinstance(getattr(store, "client", None), Collection):
+            store.client.close()
 
 
 def _moment(timestamp: Any) -> Any:

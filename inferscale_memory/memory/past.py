@@ -74,14 +74,14 @@ class Past:
             if db is None:
                 return
             events = db.execute(
-                "SELECT event, new_memory FROM history WHERE memory_id = ?", (memory,)
+                "SELECT event, new_memory, created_at FROM history WHERE memory_id = ?", (memory,)
             ).fetchall()
             if payload is None:
                 event = "DELETE"
-                written = any(kind == event for kind, _ in events)
+                written = any(kind == event for kind, _, _ in events)
             else:
                 event = "UPDATE" if events else "ADD"
-                written = any(said == text for _, said in events)
+                written = any(said == text for _, said, _ in events)
             if not written:
                 db.execute(
                     "INSERT INTO history (id, memory_id, new_memory, event, created_at, updated_at, is_deleted,"
@@ -91,7 +91,7 @@ class Past:
                         memory,
                         text,
                         event,
-                        now.get("created_at"),
+                        now.get("created_at") or min((at for _, _, at in events if at), default=None),
                         now.get("updated_at") or datetime.now(UTC).isoformat(),
                         int(payload is None),
                         now.get("actor_id"),
@@ -106,7 +106,7 @@ class Past:
                 Scope.read(loss.scope).owner == scope.owner
                 and (says(content, loss.words[0]) or content in loss.words)
                 for loss in lost
-                if loss.words
+                if loss.says_something
             )
         )
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
-from mem0.exceptions import ValidationError as Mem0ValidationError
-
 from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Turn
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.encoder import Encoder
@@ -102,8 +100,8 @@ class WritePath:
     @contextmanager
     def saying(self, scope: Scope, turns: Sequence[NewTurn], again: Sequence[Turn] = ()) -> Iterator[None]:
         """Log `turns`, and link the facts that are written within the block to them. They are encoded
-        together, when the block is left. What mem0 refuses is taken out of the log again. Turns that are said
-        `again` are in the log, and stay there."""
+        together, when the block is left. Where nothing came of it, and it is not kept to be made again, the turns
+        are taken out of the log: the app was told so, and will say them again. Turns that are said `again` stay."""
         with self._journal.together():
             logged = list(again) or self._journal.append_turns(
                 scope.key, turns, one_session=scope.run_id is not None
@@ -115,8 +113,8 @@ class WritePath:
         try:
             with self._collected(batch):
                 yield
-        except (ValueError, Mem0ValidationError):
-            if not batch.written and not again:
+        except BaseException:
+            if not batch.written and not again and not self._journal.failed_adds.kept(logged):
                 self._journal.redact_turns(turn.number for turn in logged)
                 self._journal.scrub([turn.text for turn in logged if turn.text])
             raise
@@ -215,7 +213,12 @@ class WritePath:
                 if name in known:  # mem0 tries again, record by record, what failed as a batch
                     self._reword(batch, known[name], payload)
                 elif (fact := self._read(name, payload, batch)) is not None:
-                    new.append(fact)
+                    if is_expired(payload):  # it is in the store, as mem0 wants it, and nowhere else
+                        batch.forgotten.append(self._journal.forget_turns(fact.turns))
+                        batch.lost.append(Intent(EXPIRE, name, fact.scope, (fact.text,)))
+                        batch.told.add(name)
+                    else:
+                        new.append(fact)
             batch.written += self._journal.write_facts(new)
 
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None:
@@ -273,7 +276,7 @@ class WritePath:
         """The fact behind a payload, linked to the turns of the batch it came from. None for what is no
         fact."""
         scope, words = Scope.of(payload), words_of(payload)
-        if not scope.owner or not words.text or is_expired(payload):
+        if not scope.owner or not words.text:
             return None
         itself, sources = None, list[Turn]()
         if batch.turns and batch.scope == scope:

@@ -73,6 +73,11 @@ def _told(counts: Counts) -> int:
             f"inferscale: {counts.wordless} rows of the source have no text, and were left out",
             file=sys.stderr,
         )
+    if counts.forgotten:
+        print(
+            f"inferscale: {counts.forgotten} facts were deleted from the target, and stay so: another folder takes them",
+            file=sys.stderr,
+        )
     if counts.missing:
         print(
             f"inferscale: {len(counts.missing)} of {counts.facts} facts are not in the target after all, such as "

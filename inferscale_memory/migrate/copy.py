@@ -17,6 +17,7 @@ from typing import Any
 from mem0.utils.lemmatization import lemmatize_for_bm25
 
 from inferscale_memory.memory import Memory
+from inferscale_memory.memory.instance import core_of
 from inferscale_memory.memory.words import read_date
 from inferscale_memory.migrate.source import Row, Source
 
@@ -34,6 +35,7 @@ class Counts:
         present: those it had as they are.
         newer: those it had in a later version, which stayed.
         wordless: rows without a text; they are no facts, and are left where they are.
+        forgotten: those that were deleted from the memory; they do not come back.
         missing: ids that the memory does not have after all.
         events: of histories that were taken along.
         entities: that were taken along, which search finds facts by.
@@ -44,6 +46,7 @@ class Counts:
     present: int = 0
     newer: int = 0
     wordless: int = 0
+    forgotten: int = 0
     events: int = 0
     entities: int = 0
     missing: list[str] = field(default_factory=list)
@@ -62,6 +65,8 @@ def copy(source: Source, memory: Memory, *, batch: int, step: Step = lambda done
     for rows in _batches(source.facts(), batch):
         facts = [(name, _completed(payload)) for name, payload in rows if payload.get("data")]
         counts.wordless += len(rows) - len(facts)
+        facts, banned = _without_forgotten(memory, facts)
+        counts.forgotten += banned
         _copy_facts(memory, facts, counts)
         for name, _ in facts:
             if name in events and name not in told:
@@ -73,6 +78,13 @@ def copy(source: Source, memory: Memory, *, batch: int, step: Step = lambda done
         counts.entities += _copy_entities(memory, [row for row in rows if row[1].get("data")])
     counts.missing = [name for name in ids if memory.vector_store.get(name) is None]
     return counts
+
+
+def _without_forgotten(memory: Memory, facts: Sequence[Row]) -> tuple[list[Row], int]:
+    """The facts that may be copied, and how many may not."""
+    core = core_of(memory)
+    banned = core.journal.banned(name for name, _ in facts) if core is not None else set()
+    return [row for row in facts if row[0] not in banned], len(banned)
 
 
 def _copy_facts(memory: Memory, facts: Sequence[Row], counts: Counts) -> None:
