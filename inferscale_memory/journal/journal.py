@@ -28,7 +28,7 @@ from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
 
 SESSION_GAP = timedelta(hours=1)
-"""Turns of one scope at least this far apart belong to different sessions."""
+"""Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
 
 # What a journal is made of, and how one of an earlier format becomes one of the next.
 _STEPS = (
@@ -150,9 +150,10 @@ class Journal:
         - A forgotten fact comes back only after `allow`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, session_gap: timedelta = SESSION_GAP) -> None:
         """Open the journal in file `path`, creating it and its folder. Raises `sqlite3.Error` on a foreign
         file."""
+        self._session_gap = session_gap
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = RLock()
         self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
@@ -185,14 +186,16 @@ class Journal:
 
     def append_turns(self, scope: str, turns: Sequence[NewTurn], *, one_session: bool = False) -> list[Turn]:
         """Log `turns` at the end of `scope`. With `one_session` the whole scope is one session; otherwise a
-        session ends where two turns are `SESSION_GAP` apart, and where dated turns follow undated ones or the
+        session ends where two turns are the session gap apart, and where dated turns follow undated ones or the
         reverse."""
         with self._change() as db:
             last = self._last_turn(scope)
             logged: list[Turn] = []
             for turn in turns:
                 ordinal = 0 if last is None else last.ordinal + 1
-                follows = last is not None and (one_session or _close(last.when, turn.when))
+                follows = last is not None and (
+                    one_session or _close(last.when, turn.when, self._session_gap)
+                )
                 number = db.execute(
                     "INSERT INTO turns (scope, ordinal, session, role, speaker, text, said_at)"
                     " VALUES (?, ?, 0, ?, ?, ?, ?)",
@@ -558,9 +561,9 @@ def _when(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _close(before: datetime | None, after: datetime | None) -> bool:
+def _close(before: datetime | None, after: datetime | None, gap: timedelta) -> bool:
     if before is None or after is None:
         return before is after
     if (before.tzinfo is None) != (after.tzinfo is None):
         before, after = (when if when.tzinfo else when.replace(tzinfo=UTC) for when in (before, after))
-    return abs(after - before) < SESSION_GAP
+    return abs(after - before) < gap

@@ -33,6 +33,8 @@ EMBEDDING_DIMENSIONS = 384
 _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
 _FACTS = "facts.sqlite"
 _PLACES = ("host", "url", "client", "path")
+_LONGEST_GAP = 1e9
+_BLOBS = ("device_bytes", "host_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Injection:
         k: how many memories a question brings up, unless the call says.
         w: turns of context a fact is encoded behind: from w to 2w - 1 of them, or the whole session if
             shorter.
+        session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
         heading: stands above the memories.
@@ -51,6 +54,7 @@ class Injection:
 
     k: int = 20
     w: int = 24
+    session_gap: float = 3600.0
     text_last: int = 0
     heading: str = DEFAULT_HEADING
     system: str = DEFAULT_SYSTEM
@@ -60,6 +64,11 @@ class Injection:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")
+        gap = self.session_gap
+        if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= _LONGEST_GAP:
+            raise ConfigurationError(
+                f"injection.session_gap is {gap!r}: pass seconds, up to {_LONGEST_GAP:g}"
+            )
 
     @classmethod
     def read(cls, options: Injection | Mapping[str, Any] | None) -> Injection:
@@ -98,16 +107,31 @@ class Settings:
         mine = config is None or isinstance(config, Mapping)
         options = current_options(config) if isinstance(config, Mapping) else {}
         engine = options.pop("engine", None) if engine is None else engine
+        chosen = engine is not None
+        engine = _with_blobs(engine, options.pop("blobs", None))
         how = Injection.read(options.pop("injection", None) if injection is None else injection)
         where = Path(options.pop("folder", None) or home()) if folder is None else Path(folder)
         where = where.expanduser().absolute()
         own_llm = not mine or _provider(options.get("llm")) not in (None, PROVIDER)
         lazy = LazyEngine(
-            engine, eager=engine is not None or not own_llm, heading=how.heading, default_system=how.system
+            engine, chosen=chosen, eager=chosen or not own_llm, heading=how.heading, default_system=how.system
         )
         # What is no dictionary is mem0's own object, or stands for one in a test: it is taken as it is.
         mem0 = _mem0_config(options, lazy, where) if mine else cast(MemoryConfig, config)
         return cls(mem0, lazy, how, where)
+
+
+def _with_blobs(engine: Any, blobs: Any) -> Any:
+    """`engine` with the budgets that `blobs` names: bytes for blobs on the device and in host memory."""
+    if blobs is None:
+        return engine
+    if not isinstance(blobs, Mapping) or not set(blobs) <= set(_BLOBS):
+        raise ConfigurationError(f"blobs is {blobs!r}: pass a dict of {' and '.join(_BLOBS)}, in bytes")
+    if any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in blobs.values()):
+        raise ConfigurationError(f"blobs is {blobs!r}: pass whole numbers of bytes")
+    if engine is not None and not isinstance(engine, Mapping):
+        raise ConfigurationError("blobs belong to the engine: it is made already, give them to it")
+    return {**(engine or {}), "blobs": dict(blobs)}
 
 
 def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> MemoryConfig:

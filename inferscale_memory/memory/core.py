@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import Any, Protocol
 
@@ -163,7 +163,7 @@ def _text(content: Any) -> str:
 def _open_journal(settings: Settings) -> Journal:
     path = settings.folder / "journal.sqlite"
     try:
-        return Journal(path)
+        return Journal(path, session_gap=timedelta(seconds=settings.injection.session_gap))
     except (sqlite3.Error, OSError) as error:
         raise ConfigurationError(
             f"the journal {path} cannot be opened ({error}): pass another folder, or move that file away"

@@ -27,11 +27,17 @@ class LazyEngine:
     """
 
     def __init__(
-        self, spec: Engine | Mapping[str, Any] | None, *, eager: bool, heading: str, default_system: str
+        self,
+        spec: Engine | Mapping[str, Any] | None,
+        *,
+        chosen: bool,
+        eager: bool,
+        heading: str,
+        default_system: str,
     ) -> None:
         """Raises ConfigurationError on a provider that does not exist."""
         self.eager = eager
-        self.chosen = spec is not None
+        self.chosen = chosen
         self._words = {"heading": heading, "default_system": default_system}
         self._lock = Lock()
         self._engine: Engine | None = None
@@ -84,6 +90,7 @@ class LazyEngine:
 
 def _make(spec: Mapping[str, Any]) -> Engine:
     options = dict(spec)
+    blobs = dict(options.pop("blobs", {}))
     provider = options.pop("provider", None)
     if provider is None:
         provider = "vllm" if importlib.util.find_spec("vllm") else "transformers"
@@ -96,9 +103,11 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     if provider == "vllm":
         from inferscale_memory.engine.vllm import VLLMEngine
 
-        engine = VLLMEngine(model, **options)
+        engine = VLLMEngine(model, **{**blobs, **options})
     else:
         from inferscale_memory.engine.transformers import TransformersEngine
 
+        if "device_bytes" in blobs:  # it has one tier
+            options = {"blob_bytes": blobs["device_bytes"], **options}
         engine = TransformersEngine(model, **options)
     return engine

@@ -75,7 +75,7 @@ def _told(counts: Counts) -> int:
         )
     if counts.forgotten:
         print(
-            f"inferscale: {counts.forgotten} facts were deleted from the target, and stay so: another folder takes them",
+            f"inferscale: {counts.forgotten} facts were deleted from the target, and stay so: take another folder",
             file=sys.stderr,
         )
     if counts.missing:

@@ -339,3 +339,13 @@ def test_the_exact_search_is_exact(facts: Collection) -> None:
             hits = facts.search([query], 7, {**ADA, **where})[0]
             assert ids(hits) == [str(n) for n in best]
             assert [hit.score for hit in hits] == pytest.approx(scores[best].tolist(), abs=1e-6)
+
+
+def test_a_vector_that_cannot_be_compared_is_refused_in_an_update_too(facts: Collection) -> None:
+    """Written, it would keep its owner's slab from being loaded ever after."""
+    put(facts, "a", "b")
+    with pytest.raises(StoreError, match="NaN"):
+        facts.update("a", vector=[float("nan")] * DIMS)
+    put(facts, "c")
+    [hits] = facts.search([vector(ord("a"))], 1)
+    assert ids(hits) == ["a"]

@@ -6,6 +6,7 @@ import random
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -190,8 +191,8 @@ class TestForgetting:
             journal.append_turns(other, [turn("red tea")])
         journal.write_facts([replace(fact("f", (itself.number,)), verbatim=True)])
         found = [one.number, three.number, elsewhere.number]
-        assert sorted(journal.turns_saying(ada, "red tea")) == found
-        assert sorted(journal.turns_saying(run, "red tea")) == found
+        assert sorted(journal.turns_saying(ada, ("red tea",))) == found
+        assert sorted(journal.turns_saying(run, ("red tea",))) == found
 
     def test_turns_are_found_by_their_scope(self, journal: Journal) -> None:
         [one] = journal.append_turns("a", [turn("one")])
@@ -392,3 +393,14 @@ class TestFile:
     def test_closing_twice_is_harmless(self, journal: Journal) -> None:
         journal.close()
         journal.close()
+
+
+def test_the_gap_between_sessions_is_what_the_journal_was_told(tmp_path: Path) -> None:
+    when = datetime(2025, 3, 1, 12, tzinfo=UTC)
+    said = [
+        NewTurn("user", "Ada", text, when + timedelta(minutes=20 * number))
+        for number, text in enumerate("abc")
+    ]
+    for gap, sessions in ((timedelta(minutes=10), 3), (timedelta(hours=1), 1)):
+        with closing(Journal(tmp_path / f"{sessions}.sqlite", session_gap=gap)) as journal:
+            assert len({turn.session for turn in journal.append_turns("ada", said)}) == sessions

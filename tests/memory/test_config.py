@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,3 +198,38 @@ def test_options_of_our_store_are_read_and_refused(tmp_path: Path) -> None:
     assert store.config.model_dump() == {**ours, "searcher": "exact", "cache_bytes": 512 << 20}
     with pytest.raises(ValidationError, match="distance"):
         Settings.read({"vector_store": {"provider": "inferscale", "config": {"distance": "l2"}}})
+
+
+def test_blobs_are_budgets_of_the_engine(tmp_path: Path) -> None:
+    settings = Settings.read(
+        {"engine": {"provider": "vllm"}, "blobs": {"device_bytes": 1 << 20, "host_bytes": 0}}, folder=tmp_path
+    )
+    assert settings.engine._options == {
+        "provider": "vllm",
+        "blobs": {"device_bytes": 1 << 20, "host_bytes": 0},
+    }
+    assert not Settings.read({"blobs": {"host_bytes": 1}}, folder=tmp_path).engine.chosen
+
+
+@pytest.mark.parametrize("blobs", [7, {"disk_bytes": 1}, {"host_bytes": -1}, {"host_bytes": 1.5}])
+def test_blobs_that_cannot_be_are_refused(tmp_path: Path, blobs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="blobs"):
+        Settings.read({"blobs": blobs}, folder=tmp_path)
+
+
+def test_an_engine_that_is_made_takes_no_blobs(tmp_path: Path) -> None:
+    made = SimpleNamespace(generate=print, encode=print)
+    with pytest.raises(ConfigurationError, match="made already"):
+        Settings.read({"engine": made, "blobs": {"host_bytes": 1}}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("gap", [0, -1, True, "an hour", float("nan"), float("inf")])
+def test_a_session_gap_that_cannot_be_is_refused(gap: Any) -> None:
+    with pytest.raises(ConfigurationError, match="session_gap"):
+        Injection(session_gap=gap)
+
+
+def test_a_folder_that_cannot_be_made_is_said_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigurationError, match="INFERSCALE_HOME"):
+        Settings.read(None, folder=tmp_path / "file")

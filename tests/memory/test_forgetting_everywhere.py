@@ -311,3 +311,66 @@ class TestExpiry:
         before.close()
         open_()
         assert table(folder, "journal.sqlite", "SELECT count(*) FROM facts") == [(0,)]
+
+
+# -- no more and no less ------------------------------------------------------------------------------------
+
+
+def turns_of(folder: Path) -> list[str]:
+    return [
+        text for (text,) in table(folder, "journal.sqlite", "SELECT text FROM turns WHERE text IS NOT NULL")
+    ]
+
+
+def test_an_empty_memory_takes_nothing_along(memory: Settled, folder: Path) -> None:
+    add(memory, OTHER)
+    (empty,) = add(memory, "")
+    memory.delete(empty)
+    assert turns_of(folder) == [OTHER]
+    assert memory.get_all(filters=ADA)["results"][0]["memory"] == OTHER
+
+
+def test_a_message_sent_again_with_every_call_goes_with_its_fact(memory: Settled, folder: Path) -> None:
+    """As apps do that send the whole conversation each time."""
+    (fact,) = extract(memory, SECRET, "Ada has a safe")
+    extract(memory, SECRET)  # nothing new in it
+    assert turns_of(folder) == [SECRET, SECRET]
+    memory.delete(fact)
+    assert turns_of(folder) == []
+    assert files_with(folder, SECRET) == []
+
+
+def test_an_add_that_could_not_be_written_leaves_no_turns(
+    memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("the embedder is away")
+
+    with monkeypatch.context() as patch:
+        for name in ("embed", "embed_batch"):
+            patch.setattr(memory.itself.embedding_model, name, broken)
+        with pytest.raises(ConnectionError):
+            add(memory, SECRET)
+    assert turns_of(folder) == []
+    assert files_with(folder, SECRET) == []
+
+
+def test_what_had_expired_when_it_was_written_is_in_no_window(memory: Settled, folder: Path) -> None:
+    memory.add(SECRET, **ADA, infer=False, expiration_date="2020-01-01")
+    assert turns_of(folder) == []
+    assert memory.get_all(filters=ADA, show_expired=True)["results"][0]["memory"] == SECRET
+
+
+def test_the_case_of_letters_beyond_ascii_hides_nothing(memory: Settled, folder: Path) -> None:
+    said = "Zoë trägt grüne Äpfel"
+    extract(memory, said.upper())
+    (fact,) = extract(memory, "what she wears", said)
+    memory.delete(fact)
+    assert said.upper() not in turns_of(folder)
+
+
+def test_a_long_run_of_one_character_is_forgotten_in_no_time(memory: Settled, folder: Path) -> None:
+    first, second = add(memory, "=" * 8000, "=" * 8000 + "!")
+    memory.delete(first)
+    memory.delete(second)
+    assert files_with(folder, "=" * 300) == []

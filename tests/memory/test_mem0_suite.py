@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock, Mock, patch
+from unittest.mock import AsyncMock, MagicMock, Mock, create_autospec, patch
 
 import mem0
 import pytest
@@ -134,6 +134,22 @@ class TestMaking:
         assert memory.embedding_model is embedders.create.return_value
         assert memory.vector_store is stores.create.return_value
         assert memory.llm is llms.create.return_value
+
+    @pytest.mark.parametrize("name", ["Memory", "AsyncMemory"])
+    @pytest.mark.parametrize(
+        "mock", [lambda: MagicMock(spec=VectorStoreBase), lambda: create_autospec(VectorStoreBase)]
+    )
+    def test_a_mock_that_says_it_is_a_store_is_a_mock(
+        self, factories: SimpleNamespace, home: Path, name: str, mock: Any
+    ) -> None:
+        factories.stores.return_value = mock()
+        assert getattr(mem0, name)().vector_store is factories.stores.return_value
+        assert not (home / "journal.sqlite").exists()
+
+    @pytest.mark.parametrize("name", ["Memory", "AsyncMemory"])
+    def test_the_entity_store_of_a_stand_in_is_its_own(self, names: str, name: str) -> None:
+        stand_in = SimpleNamespace(_entity_store="its own")
+        assert getattr(mem0, name).entity_store.fget(stand_in) == "its own"
 
     @pytest.mark.parametrize("name", ["Memory", "AsyncMemory"])
     def test_a_mock_may_be_the_configuration(self, factories: SimpleNamespace, name: str) -> None:
