@@ -347,6 +347,10 @@ class WritePath:
             held = self._forgetting.held(loss.fact)
             if held is not None and held.get("data") == loss.words[0]:
                 batch.lost.remove(loss)
+            elif held is None and loss.kind == UPDATE:
+                batch.lost.remove(
+                    loss
+                )  # a store that deletes before it inserts has lost it: the words are all there is
             elif held is None:
                 batch.forgotten.append(self._journal.forget_facts([loss.fact]))
             else:

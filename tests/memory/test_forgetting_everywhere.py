@@ -374,3 +374,22 @@ def test_a_long_run_of_one_character_is_forgotten_in_no_time(memory: Settled, fo
     memory.delete(first)
     memory.delete(second)
     assert files_with(folder, "=" * 300) == []
+
+
+def test_a_store_that_loses_a_memory_while_it_updates_it_does_not_take_the_last_copy_along(
+    memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mem0's FAISS store deletes before it inserts."""
+    (fact,) = add(memory, OTHER)
+    inner = memory.itself.vector_store._inner
+
+    def torn(vector_id: str, **_: Any) -> None:
+        inner.delete(vector_id)
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "update", torn)
+        with pytest.raises(OSError, match="full"):
+            memory.update(fact, "I water the ficus on Tuesdays")
+    assert OTHER in [event["new_memory"] for event in memory.history(fact)]
+    assert turns_of(folder) == [OTHER]
