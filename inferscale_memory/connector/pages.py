@@ -182,15 +182,13 @@ def _prove(shape: Shape, layers: Sequence[Any], block_size: int) -> PageWriter |
     )
     ours = [noise.normal(layer.kv_cache[:_SCRATCH_BLOCKS]) for layer in layers]
     theirs = [cache.clone() for cache in ours]
-    writer = PageWriter(layout, shape, lambda: ours)
-    writer.write(keys, values, rows, slots)
+    PageWriter(layout, shape, lambda: ours).write(keys, values, rows, slots)
     for number, layer in enumerate(layers):
         moved = values[number][torch.from_numpy(rows)]
         layer.impl.do_kv_cache_update(layer, keys[number], moved, theirs[number], torch.from_numpy(slots))
         if not np.array_equal(_bits(ours[number]), _bits(theirs[number])):
             return None
-    writer._caches = lambda: [layer.kv_cache for layer in layers]
-    return writer
+    return PageWriter(layout, shape, lambda: [layer.kv_cache for layer in layers])
 
 
 def _bits(tensor: torch.Tensor) -> NDArray[Any]:

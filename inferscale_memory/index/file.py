@@ -23,6 +23,7 @@ from inferscale_memory.errors import StoreError
 from inferscale_memory.index.body import Layout
 from inferscale_memory.index.records import Floats, OwnerChange, Payload, Row, from_json, to_json
 from inferscale_memory.index.scope import owner_of, trimmed
+from inferscale_memory.sqlite import empty_log, patience, transaction
 
 log = logging.getLogger(__name__)
 
@@ -312,32 +313,16 @@ class FactFile:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it is durable when the block is left, or none of it happened."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with self._lock, transaction(self._db):
+            yield self._db
 
     def _scrub(self, needed: bool = True) -> None:
         """Empty the write-ahead log: it holds the pages as they were before they were zeroed."""
         with self._lock:
             if not needed and not self._unscrubbed:
                 return
-            # SQLite does not wait for another connection's checkpoint, whatever its timeout: it says "busy".
-            deadline = monotonic() + _SCRUB_PATIENCE
-            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _SCRUB_PATIENCE)}")
-            try:
-                while busy := self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                    if monotonic() > deadline:
-                        break
-                    sleep(_PAUSE)
-                self._unscrubbed = bool(busy)
-            finally:
-                self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
+            with patience(self._db, _SCRUB_PATIENCE):
+                self._unscrubbed = not empty_log(self._db, _SCRUB_PATIENCE)
         if self._unscrubbed:
             log.warning(
                 "%s is being read by somebody who does not end: what was just deleted stays in its "

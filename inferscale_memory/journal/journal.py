@@ -26,6 +26,7 @@ from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
+from inferscale_memory.sqlite import transaction
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
@@ -533,13 +534,8 @@ class Journal:
             if self._db.in_transaction:
                 yield self._db
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._db):
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
 
 
 def _redact(db: sqlite3.Connection, turns: Iterable[int]) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Collection
-from time import monotonic, sleep
 
 from inferscale_memory.journal.traces import find, spellings
+from inferscale_memory.sqlite import empty_log, patience
 
 _PATIENCE_S = 5.0
-_PAUSE_S = 0.005
 _LOOKED_FOR = 64
 """Beyond so many texts the file is written anew without a look."""
 
@@ -31,36 +30,22 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
         living: a query that gives a row when a row that was not deleted says `:text`. Then the text is no
             secret, and copies of it are not looked for.
     """
-    patience = db.execute("PRAGMA busy_timeout").fetchone()[0]
-    db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_S)}")
     try:
-        clean = _empty_log(db)
-        if _is_left(db, words, living):
-            db.execute("VACUUM")
-            clean = _empty_log(db)
+        with patience(db, _PATIENCE_S):
+            clean = empty_log(db, _PATIENCE_S)
+            if _is_left(db, words, living):
+                db.execute("VACUUM")
+                clean = empty_log(db, _PATIENCE_S)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise
         clean = False
-    finally:
-        db.execute(f"PRAGMA busy_timeout = {patience}")
     if not clean:
         _log.warning(
             "a database is being read by somebody who does not end: what was just deleted stays in its file until "
             "the next start"
         )
     return clean
-
-
-def _empty_log(db: sqlite3.Connection) -> bool:
-    """Move the write-ahead log into the file and truncate it. SQLite does not wait for another connection that
-    does the same, whatever its timeout."""
-    deadline = monotonic() + _PATIENCE_S
-    while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        if monotonic() > deadline:
-            return False
-        sleep(_PAUSE_S)
-    return True
 
 
 def _is_left(db: sqlite3.Connection, words: Collection[str] | None, living: str) -> bool:

@@ -17,14 +17,14 @@ from inferscale_memory.journal import Journal, NewTurn
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
-from inferscale_memory.memory.entities import Entities, rows_of
+from inferscale_memory.memory.entities import MOST, Entities, rows_of
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
 from inferscale_memory.memory.past import Past
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
-from inferscale_memory.memory.recovery import MOST, Recovery
+from inferscale_memory.memory.recovery import Recovery
 from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from inferscale_memory.memory.scope import Scope
 
-_MOST = 1_000_000
-"""How many entities of a scope are looked through. mem0 itself stops at 10,000."""
+MOST = 1_000_000
+"""How many rows of a store are looked through. mem0 itself stops at 10,000 entities."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Entities:
         store = self._opened()
         if store is None:
             return texts
-        for row in rows_of(store.list(filters=scope.ids, top_k=_MOST)):
+        for row in rows_of(store.list(filters=scope.ids, top_k=MOST)):
             payload = row.payload or {}
             linked = payload.get("linked_memory_ids")
             if not isinstance(linked, list):

@@ -19,6 +19,7 @@ from inferscale_memory.journal import Intent
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.sqlite import transaction
 
 _LIVING = (
     "SELECT 1 FROM history WHERE instr(lower(old_memory), lower(:text)) OR instr(lower(new_memory), lower(:text))"
@@ -138,12 +139,5 @@ class Past:
         if not isinstance(manager, SQLiteManager) or manager.connection is None:
             yield None
             return
-        with manager._lock:
-            db: Connection = manager.connection
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
+        with manager._lock, transaction(manager.connection) as db:
+            yield db

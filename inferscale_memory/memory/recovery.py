@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferscale_memory.journal import Intent, Journal
-from inferscale_memory.memory.entities import Entities, rows_of
+from inferscale_memory.memory.entities import MOST, Entities, rows_of
 from inferscale_memory.memory.forgetting import ADD, DELETE_ALL, EXPIRE, RESET, SCRUB, UPDATE
 from inferscale_memory.memory.past import Past
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.writing import WritePath
-
-MOST = 1_000_000
-"""How many facts of a scope are looked through."""
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,21 +57,27 @@ def hashing_embedder(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"provider": "huggingface", "config": {"model": "hashing", "embedding_dims": DIMENSIONS}}
 
 
-@pytest.fixture
-def open_memory(
-    tmp_path: Path, engine: WatchedEngine, hashing_embedder: dict[str, Any]
-) -> Iterator[OpenMemory]:
-    opened: list[Memory] = []
+def opening(
+    make: Callable[[dict[str, Any]], Any], folder: Path, engine: WatchedEngine, embedder: dict[str, Any]
+) -> Iterator[Any]:
+    """A function that opens memories under the test's folder, and closes them all in the end."""
+    opened: list[Any] = []
 
-    def open_(**options: Any) -> Memory:
-        config = {"embedder": hashing_embedder, "engine": engine, "folder": tmp_path / "memory", **options}
-        opened.append(Memory.from_config(config))
+    def open_(**options: Any) -> Any:
+        opened.append(make({"embedder": embedder, "engine": engine, "folder": folder / "memory", **options}))
         return opened[-1]
 
     yield open_
     engine.gate.set()
     for memory in opened:
         memory.close()
+
+
+@pytest.fixture
+def open_memory(
+    tmp_path: Path, engine: WatchedEngine, hashing_embedder: dict[str, Any]
+) -> Iterator[OpenMemory]:
+    yield from opening(Memory.from_config, tmp_path, engine, hashing_embedder)
 
 
 @pytest.fixture
@@ -96,17 +102,10 @@ def face(request: pytest.FixtureRequest) -> str:
 def open_face(
     face: str, loop: Loop, tmp_path: Path, engine: WatchedEngine, hashing_embedder: dict[str, Any]
 ) -> Iterator[OpenFace]:
-    opened: list[Settled] = []
+    def make(config: dict[str, Any]) -> Settled:
+        return Settled(OURS[face].from_config(config), loop.run)
 
-    def open_(**options: Any) -> Settled:
-        config = {"embedder": hashing_embedder, "engine": engine, "folder": tmp_path / "memory", **options}
-        opened.append(Settled(OURS[face].from_config(config), loop.run))
-        return opened[-1]
-
-    yield open_
-    engine.gate.set()
-    for memory in opened:
-        memory.close()
+    yield from opening(make, tmp_path, engine, hashing_embedder)
 
 
 @pytest.fixture

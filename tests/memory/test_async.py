@@ -15,6 +15,7 @@ import pytest
 from inferscale_memory.memory import AsyncMemory
 from inferscale_memory.memory.waiting import Direct, Threads, run
 from inferscale_memory.memory.writing import owner_under_way
+from tests.memory.conftest import opening
 from tests.memory.saying import ADA, injected, texts
 from tests.memory.watched import WatchedEngine
 
@@ -23,17 +24,7 @@ Opens = Callable[..., AsyncMemory]
 
 @pytest.fixture
 def open_async(tmp_path: Path, engine: WatchedEngine, hashing_embedder: Any) -> Iterator[Opens]:
-    opened: list[AsyncMemory] = []
-
-    def open_(**options: Any) -> AsyncMemory:
-        config = {"embedder": hashing_embedder, "engine": engine, "folder": tmp_path / "memory", **options}
-        opened.append(AsyncMemory.from_config(config))
-        return opened[-1]
-
-    yield open_
-    engine.gate.set()
-    for memory in opened:
-        memory.close()
+    yield from opening(AsyncMemory.from_config, tmp_path, engine, hashing_embedder)
 
 
 @pytest.fixture
