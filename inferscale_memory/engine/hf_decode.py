@@ -62,15 +62,16 @@ class Sampler:
 
 
 class Detokenizer:
-    """Text of a growing list of token ids, special tokens left out, in pieces that make up the text.
+    """Text of a growing list of token ids, without special tokens unless asked, in pieces that make up the text.
 
     Attributes:
         text: so far, up to the first stop string.
         stopped: whether a stop string was found.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), *, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._skip = not special
         self._stop = tuple(stop)
         self._hold = max((len(text) for text in stop), default=1) - 1
         self._ids: list[int] = []
@@ -115,5 +116,7 @@ class Detokenizer:
             self.stopped = True
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+        )
         return text

@@ -222,7 +222,8 @@ class TransformersEngine:
         left, cache = ids[injection.tokens :], injection.cache
         for chunk in _chunks(left):
             logits = self._forward(loaded, chunk, cache)
-        sampler, text = Sampler(options, self._device), Detokenizer(self.tokenizer, options.stop)
+        sampler = Sampler(options, self._device)
+        text = Detokenizer(self.tokenizer, options.stop, special=options.special_tokens)
         most = min(options.max_tokens, self.max_model_len - len(ids))
         tokens: list[int] = []
         logprobs: list[dict[int, float]] = []
