@@ -1,6 +1,6 @@
 """A small app on mem0: it remembers what its users say, and finds it again.
 
-EMBEDDER=$(inferscale fetch --embedder) python examples/mem0_app/after.py
+Run it with EMBEDDER=$(inferscale fetch --embedder), or where all-MiniLM-L6-v2 can be downloaded.
 """
 
 import os
