@@ -150,15 +150,19 @@ class FailedAdds:
             self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY number", scope)
         )
 
+    def get(self, number: int) -> FailedAdd | None:
+        """One of them; None where it is gone."""
+        rows = self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number)
+        return next(iter(self._rows(rows)), None)
+
     @contextmanager
-    def claimed(self, number: int) -> Iterator[FailedAdd | None]:
-        """A call, for the block only the caller's to make again; None where it is somebody else's, or gone."""
+    def claimed(self, number: int) -> Iterator[bool]:
+        """Whether a call is, for the block, only the caller's to make again. Reads nothing: it never blocks."""
         with self._lock:
             mine = number not in self._claimed
             self._claimed.add(number)
         try:
-            rows = self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number) if mine else []
-            yield next(iter(self._rows(rows)), None)
+            yield mine
         finally:
             if mine:
                 with self._lock:

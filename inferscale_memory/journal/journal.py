@@ -23,10 +23,11 @@ from threading import RLock
 from typing import Any
 
 from inferscale_memory.journal.failed import FailedAdds
+from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
-from inferscale_memory.sqlite import transaction
+from inferscale_memory.sqlite import transaction, use_log
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
@@ -108,8 +109,26 @@ CREATE TABLE intents (
     turns  TEXT NOT NULL
 ) STRICT
 """,
+    """
+ALTER TABLE intents ADD COLUMN facts TEXT NOT NULL DEFAULT '[]';
+
+CREATE TABLE echoes (
+    fact TEXT NOT NULL,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    PRIMARY KEY (fact, turn)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX echoes_by_turn ON echoes (turn);
+
+CREATE TABLE owed (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner  TEXT NOT NULL,
+    keys   TEXT NOT NULL,
+    tags   TEXT NOT NULL
+) STRICT
+""",
 )
 _FORMAT = len(_STEPS)
+_PATIENCE_S = 30.0
 _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
@@ -145,6 +164,7 @@ class Journal:
 
     Attributes:
         failed_adds: calls to `add` that are to be made again.
+        owed: what an engine is still to be told to forget.
 
     Invariants:
         - A ledger entry exists only for a fact that exists, and its window only held text that still exists.
@@ -157,9 +177,9 @@ class Journal:
         self._session_gap = session_gap
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = RLock()
-        self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+        use_log(self._db, _PATIENCE_S)
         for pragma in (
-            "journal_mode = WAL",
             "synchronous = FULL",
             "secure_delete = ON",
             "foreign_keys = ON",
@@ -177,6 +197,7 @@ class Journal:
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {_FORMAT}")
         self.failed_adds = FailedAdds(self._change, self._read)
+        self.owed = OwedForgetting(self._change, self._read)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -222,10 +243,10 @@ class Journal:
         )
         return [_turn(row) for row in rows]
 
-    def turns_saying(self, scope: str, words: Sequence[str]) -> list[int]:
-        """Numbers of the owner's turns, in any scope that begins as this one does, that say the first of `words` or
-        are one of the others, as an app's messages are that it sends again with every call. A turn that is a fact
-        word for word is not among them."""
+    def turns_saying(self, scope: str, words: Sequence[Sequence[str]]) -> list[int]:
+        """Numbers of the owner's turns, in any scope that begins as this one does, that say the first of one of
+        `words` or are one of its others, as an app's messages are that it sends again with every call. A turn that is
+        a fact word for word is not among them."""
         owner = scope.split("&")[0]
         rows = self._read(
             # The apostrophe follows the ampersand.
@@ -236,7 +257,10 @@ class Journal:
             f"{owner}&",
             f"{owner}'",
         )
-        return [number for number, said in rows if says(said, words[0]) or said in words]
+        same = {text for these in words for text in these}
+        return [
+            number for number, said in rows if said in same or any(says(said, these[0]) for these in words)
+        ]
 
     def turns_within(self, wanted: Callable[[str], bool]) -> list[int]:
         """Numbers of the turns of every scope that is `wanted`."""
@@ -260,6 +284,22 @@ class Journal:
         fact that was forgotten between its writing and this call is not."""
         with self._change() as db:
             return [fact.fact for fact in facts if self._put(db, fact)]
+
+    def link_again(self, ids: Iterable[str], turns: Iterable[int]) -> None:
+        """These facts, known or not, were said once more in these turns, which go with them."""
+        pairs = [(fact, turn) for turn in turns for fact in ids]
+        with self._change() as db:
+            db.executemany("INSERT OR IGNORE INTO echoes (fact, turn) VALUES (?, ?)", pairs)
+
+    def turns_of(self, ids: Iterable[str]) -> list[int]:
+        """Numbers of the turns that these facts came from, or that said them again."""
+        name, among = json.dumps(list(ids)), f"fact {_AMONG}"
+        rows = self._read(
+            f"SELECT turn FROM sources WHERE {among} UNION SELECT turn FROM echoes WHERE {among} ORDER BY turn",
+            name,
+            name,
+        )
+        return [row[0] for row in rows]
 
     def allow(self, ids: Sequence[str]) -> None:
         """Lift the ban on facts that were forgotten: they are about to be written anew."""
@@ -400,8 +440,9 @@ class Journal:
         are banned from coming back, known or not."""
         with self._change() as db:
             facts = list(self.facts(ids).values())
-            forgotten = self._take_words(db, facts, [turn for fact in facts for turn in fact.turns])
-            db.execute(f"DELETE FROM facts WHERE fact {_AMONG}", (json.dumps(ids),))
+            forgotten = self._take_words(db, facts, self.turns_of(ids))
+            for table in ("facts", "echoes"):
+                db.execute(f"DELETE FROM {table} WHERE fact {_AMONG}", (json.dumps(ids),))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT value FROM json_each(?)", (json.dumps(ids),))
             return forgotten
 
@@ -410,8 +451,9 @@ class Journal:
         `forget_facts`; it keeps its place."""
         with self._change() as db:
             old = list(self.facts([fact.fact]).values())
-            turns = [turn for known in old if known.text != fact.text for turn in known.turns]
-            forgotten = self._take_words(db, old, turns)
+            reworded = [known.fact for known in old if known.text != fact.text]
+            forgotten = self._take_words(db, old, self.turns_of(reworded))
+            db.execute(f"DELETE FROM echoes WHERE fact {_AMONG}", (json.dumps(reworded),))
             self._put(db, fact)
             return forgotten
 
@@ -426,7 +468,7 @@ class Journal:
             facts, blobs = self._facts("?", 1), self._entries("1")
             forgotten = Forgotten(tuple(facts), tuple(blobs), turns=self._alone("?", 1))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT fact FROM facts")
-            for table in ("held", "ledger", "sources", "facts", "turns"):
+            for table in ("held", "ledger", "echoes", "sources", "facts", "turns"):
                 db.execute(f"DELETE FROM {table}")
             return forgotten
 
@@ -468,13 +510,14 @@ class Journal:
         """Note what is about to be done; its number."""
         with self._change() as db:
             number = db.execute(
-                "INSERT INTO intents (kind, fact, scope, words, turns) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO intents (kind, fact, scope, words, turns, facts) VALUES (?, ?, ?, ?, ?, ?)",
                 (
                     intent.kind,
                     intent.fact,
                     intent.scope,
                     json.dumps(intent.words, ensure_ascii=False),
                     json.dumps(intent.turns),
+                    json.dumps(intent.facts),
                 ),
             ).lastrowid
             assert number is not None
@@ -484,7 +527,7 @@ class Journal:
         """Of these only the scrub is left: the intents themselves hold the words."""
         with self._change() as db:
             db.execute(
-                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = '[]', turns = '[]'"
+                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = '[]', turns = '[]', facts = '[]'"
                 f" WHERE number {_AMONG}",
                 (json.dumps(list(numbers)),),
             )
@@ -503,10 +546,12 @@ class Journal:
 
     def begun(self) -> dict[int, Intent]:
         """What was begun and is not finished, by number."""
-        rows = self._read("SELECT number, kind, fact, scope, words, turns FROM intents ORDER BY number")
+        rows = self._read(
+            "SELECT number, kind, fact, scope, words, turns, facts FROM intents ORDER BY number"
+        )
         return {
-            number: Intent(kind, fact, scope, tuple(json.loads(words)), tuple(json.loads(turns)))
-            for number, kind, fact, scope, words, turns in rows
+            number: Intent(kind, fact, scope, *(tuple(json.loads(listed)) for listed in lists))
+            for number, kind, fact, scope, *lists in rows
         }
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -98,12 +98,14 @@ def test_a_call_is_claimed_by_one_at_a_time(journal: Journal) -> None:
     fail(journal, turns)
     [call] = journal.failed_adds.all()
     with journal.failed_adds.claimed(call.number) as mine:
-        assert mine == call
+        assert mine
+        assert journal.failed_adds.get(call.number) == call
         with journal.failed_adds.claimed(call.number) as theirs:
-            assert theirs is None
+            assert not theirs
         journal.failed_adds.settle(turns)
-    with journal.failed_adds.claimed(call.number) as gone:
-        assert gone is None
+    with journal.failed_adds.claimed(call.number) as again:
+        assert again
+        assert journal.failed_adds.get(call.number) is None
 
 
 def test_a_journal_made_before_they_were_known_gets_them(tmp_path: Path) -> None:

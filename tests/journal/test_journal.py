@@ -191,8 +191,8 @@ class TestForgetting:
             journal.append_turns(other, [turn("red tea")])
         journal.write_facts([replace(fact("f", (itself.number,)), verbatim=True)])
         found = [one.number, three.number, elsewhere.number]
-        assert sorted(journal.turns_saying(ada, ("red tea",))) == found
-        assert sorted(journal.turns_saying(run, ("red tea",))) == found
+        assert sorted(journal.turns_saying(ada, [("red tea",)])) == found
+        assert sorted(journal.turns_saying(run, [("red tea",)])) == found
 
     def test_turns_are_found_by_their_scope(self, journal: Journal) -> None:
         [one] = journal.append_turns("a", [turn("one")])

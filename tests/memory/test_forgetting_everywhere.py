@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.memory.entities import rows_of
+from inferscale_memory.memory.rows import rows_of
 from tests.memory.conftest import OpenFace
 from tests.memory.faces import Settled
 from tests.memory.raw import files_with

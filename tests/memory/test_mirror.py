@@ -37,8 +37,13 @@ class Events:
         payload = held()
         self.lost.append((fact, payload and payload["data"], becomes and becomes["data"]))
 
-    def losing_everything(self) -> None:
+    def losing_many(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.lost += [(name, payload["data"], None) for name, payload in rows]
+
+    def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None:
         self.lost.append("everything")
+
+    def shown(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None: ...
 
     def expect(self, ids: Sequence[str]) -> None:
         self.told.append(("expect", list(ids)))
