@@ -181,6 +181,27 @@ class TestForgetting:
         assert journal.forget_turns([one.number]).bereaved == ("later",)
         assert said(journal, one.session) == []
 
+    def test_turns_that_said_a_fact_again_go_with_it_and_with_its_words(self, journal: Journal) -> None:
+        one, two, three = journal.append_turns("a", [turn("one"), turn("two"), turn("three")])
+        journal.write_facts([fact("f", (one.number,)), fact("g")])
+        journal.link_again(["f", "unknown"], [two.number])
+        journal.link_again(["f", "unknown"], [two.number])
+        journal.link_again(["g"], [three.number])
+        assert journal.facts(["f"])["f"].turns == (one.number,), "it came from this one"
+        assert journal.turns_of(["f"]) == [one.number, two.number]
+        forgotten = journal.forget_facts(["f"])
+        assert forgotten.turns == (("a", two.number),)
+        assert said(journal, one.session) == ["three"]
+        journal.reword_fact(replace(fact("g"), text="other words"))
+        assert said(journal, one.session) == []
+        assert journal.turns_of(["f", "g"]) == []
+
+    def test_a_fact_the_journal_never_knew_has_turns_that_said_it(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("one")])
+        journal.link_again(["unknown"], [one.number])
+        journal.forget_facts(["unknown"])
+        assert said(journal, one.session) == []
+
     def test_turns_are_found_by_their_words_and_owner(self, journal: Journal) -> None:
         ada, run = "user_id=ada", "user_id=ada&run_id=r"
         one, _, three, itself = journal.append_turns(
@@ -376,18 +397,23 @@ class TestFile:
         with pytest.raises(sqlite3.DatabaseError, match="format 99"):
             Journal(path)
 
-    def test_a_journal_of_the_first_format_is_read_on(self, journal: Journal, path: Path) -> None:
+    @pytest.mark.parametrize("form", [1, 2])
+    def test_a_journal_of_an_earlier_format_is_read_on(self, journal: Journal, path: Path, form: int) -> None:
         journal.write_facts([fact("f")])
         journal.close()
         db = sqlite3.connect(path)
-        db.executescript(
-            "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words;"
-            "ALTER TABLE facts DROP COLUMN expires; PRAGMA user_version = 1"
-        )
+        db.executescript("DROP TABLE echoes; DROP TABLE owed; ALTER TABLE intents DROP COLUMN facts")
+        if form == 1:
+            db.executescript(
+                "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words;"
+                "ALTER TABLE facts DROP COLUMN expires"
+            )
+        db.execute(f"PRAGMA user_version = {form}")
         db.close()
         again = Journal(path)
         assert again.facts(["f"]) == {"f": fact("f")}
         assert again.begun() == {}
+        assert again.owed.all() == {}
         again.close()
 
     def test_closing_twice_is_harmless(self, journal: Journal) -> None:
