@@ -27,7 +27,8 @@ from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
-from inferscale_memory.sqlite import transaction, use_log
+from inferscale_memory.journal.words import packed, settle_page_size, words_of
+from inferscale_memory.sqlite import empty_log, transaction, use_log
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
@@ -109,8 +110,75 @@ CREATE TABLE intents (
     turns  TEXT NOT NULL
 ) STRICT
 """,
-    """
-ALTER TABLE intents ADD COLUMN facts TEXT NOT NULL DEFAULT '[]';
+    f"""
+CREATE TABLE new_turns (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope   TEXT NOT NULL,
+    ordinal INTEGER NOT NULL,
+    session INTEGER NOT NULL,
+    role    TEXT NOT NULL,
+    speaker TEXT NOT NULL,
+    said_at TEXT,
+    {words_of("text", "words")},
+    UNIQUE (scope, ordinal)
+) STRICT;
+INSERT INTO new_turns (number, scope, ordinal, session, role, speaker, said_at, words)
+    SELECT number, scope, ordinal, session, role, speaker, said_at, packed(text) FROM turns ORDER BY number;
+DROP TABLE turns;
+ALTER TABLE new_turns RENAME TO turns;
+CREATE INDEX turns_by_session ON turns (session);
+CREATE INDEX turns_with_words ON turns (scope) WHERE words IS NOT NULL;
+
+CREATE TABLE new_facts (
+    place    INTEGER PRIMARY KEY AUTOINCREMENT,
+    fact     TEXT NOT NULL UNIQUE,
+    owner    TEXT NOT NULL,
+    scope    TEXT NOT NULL,
+    tag      TEXT NOT NULL,
+    speaker  TEXT NOT NULL,
+    said_at  TEXT,
+    session  INTEGER,
+    verbatim INTEGER NOT NULL,
+    expires  TEXT,
+    {words_of("text", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_facts (place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, words)
+    SELECT place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, packed(text) FROM facts
+    ORDER BY place;
+DROP TABLE facts;
+ALTER TABLE new_facts RENAME TO facts;
+CREATE INDEX facts_by_session ON facts (session);
+CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE new_intents (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind   TEXT NOT NULL,
+    fact   TEXT NOT NULL,
+    scope  TEXT NOT NULL,
+    turns  TEXT NOT NULL,
+    facts  TEXT NOT NULL,
+    {words_of("said", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_intents (number, kind, fact, scope, turns, facts, words)
+    SELECT number, kind, fact, scope, turns, '[]', packed(words) FROM intents ORDER BY number;
+DROP TABLE intents;
+ALTER TABLE new_intents RENAME TO intents;
+
+CREATE TABLE IF NOT EXISTS failed_adds (number, scope, ids, options, error, attempts, failed_at);
+CREATE TABLE new_failed_adds (
+    number    INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope     TEXT NOT NULL,
+    ids       TEXT NOT NULL,
+    error     TEXT NOT NULL,
+    attempts  INTEGER NOT NULL,
+    failed_at TEXT NOT NULL,
+    {words_of("options", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_failed_adds (number, scope, ids, error, attempts, failed_at, words)
+    SELECT number, scope, ids, error, attempts, failed_at, packed(options) FROM failed_adds;
+DROP TRIGGER IF EXISTS failed_add_forgotten;
+DROP TABLE failed_adds;
+ALTER TABLE new_failed_adds RENAME TO failed_adds;
 
 CREATE TABLE echoes (
     fact TEXT NOT NULL,
@@ -133,10 +201,6 @@ _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
 _AMONG = "IN (SELECT value FROM json_each(?))"
-_LIVING = (
-    "SELECT 1 FROM facts WHERE instr(lower(text), lower(:text))"
-    " UNION ALL SELECT 1 FROM turns WHERE instr(lower(text), lower(:text)) LIMIT 1"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,29 +239,38 @@ class Journal:
         """Open the journal in file `path`, creating it and its folder. Raises `sqlite3.Error` on a foreign
         file."""
         self._session_gap = session_gap
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = RLock()
-        self._db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+        self._db = connect(path)
+        try:
+            self._settle_format(path)
+        except sqlite3.Error:
+            self._db.close()
+            raise
+        self._db.execute("PRAGMA foreign_keys = ON")
+        self.failed_adds = FailedAdds(self._change, self._read)
+        self.owed = OwedForgetting(self._change, self._read)
+
+    def _settle_format(self, path: Path) -> None:
+        """Bring the file to the present format. References are not followed meanwhile: a table that is replaced
+        would take along what refers to it."""
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if found > _FORMAT:
+            raise sqlite3.DatabaseError(
+                f"{path} is a journal of format {found}, this library reads {_FORMAT}"
+            )
+        if found == _FORMAT:
+            return
+        settle_page_size(self._db)
         use_log(self._db, _PATIENCE_S)
-        for pragma in (
-            "synchronous = FULL",
-            "secure_delete = ON",
-            "foreign_keys = ON",
-            "temp_store = MEMORY",
-        ):
-            self._db.execute(f"PRAGMA {pragma}")
         with self._change() as db:
             found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found > _FORMAT:
-                raise sqlite3.DatabaseError(
-                    f"{path} is a journal of format {found}, this library reads {_FORMAT}"
-                )
             for step in _STEPS[found:]:
                 for statement in step.split(";\n"):
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {_FORMAT}")
-        self.failed_adds = FailedAdds(self._change, self._read)
-        self.owed = OwedForgetting(self._change, self._read)
+        if found:  # what an earlier format has forgotten lies in the free room of its pages
+            self._db.execute("VACUUM")
+            empty_log(self._db, _PATIENCE_S)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -219,9 +292,9 @@ class Journal:
                     one_session or _close(last.when, turn.when, self._session_gap)
                 )
                 number = db.execute(
-                    "INSERT INTO turns (scope, ordinal, session, role, speaker, text, said_at)"
+                    "INSERT INTO turns (scope, ordinal, session, role, speaker, words, said_at)"
                     " VALUES (?, ?, 0, ?, ?, ?, ?)",
-                    (scope, ordinal, turn.role, turn.speaker, turn.text, _iso(turn.when)),
+                    (scope, ordinal, turn.role, turn.speaker, packed(turn.text), _iso(turn.when)),
                 ).lastrowid
                 assert number is not None
                 session = last.session if last is not None and follows else number
@@ -238,7 +311,7 @@ class Journal:
     def turns(self, numbers: Iterable[int]) -> list[Turn]:
         """Those of these turns that were not forgotten, in order."""
         rows = self._read(
-            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND text IS NOT NULL ORDER BY number",
+            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND words IS NOT NULL ORDER BY number",
             json.dumps(list(numbers)),
         )
         return [_turn(row) for row in rows]
@@ -251,7 +324,7 @@ class Journal:
         rows = self._read(
             # The apostrophe follows the ampersand.
             "SELECT number, text FROM turns WHERE (scope = ? OR (scope > ? AND scope < ?))"
-            " AND text IS NOT NULL AND NOT EXISTS"
+            " AND words IS NOT NULL AND NOT EXISTS"
             " (SELECT 1 FROM sources JOIN facts USING (fact) WHERE turn = number AND verbatim)",
             owner,
             f"{owner}&",
@@ -269,7 +342,7 @@ class Journal:
     def turns_of_session(self, session: int) -> list[Turn]:
         """The turns of a session in order, without the forgotten ones."""
         rows = self._read(
-            f"SELECT {_TURN} FROM turns WHERE session = ? AND text IS NOT NULL ORDER BY ordinal", session
+            f"SELECT {_TURN} FROM turns WHERE session = ? AND words IS NOT NULL ORDER BY ordinal", session
         )
         return [_turn(row) for row in rows]
 
@@ -357,8 +430,9 @@ class Journal:
         if self._read("SELECT 1 FROM forgotten WHERE fact = ?", fact.fact):
             return False
         db.execute(
-            f"INSERT INTO facts ({_FACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
-            " owner = excluded.owner, scope = excluded.scope, tag = excluded.tag, text = excluded.text,"
+            "INSERT INTO facts (fact, owner, scope, tag, words, speaker, said_at, session, verbatim, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
+            " owner = excluded.owner, scope = excluded.scope, tag = excluded.tag, words = excluded.words,"
             " speaker = excluded.speaker, said_at = excluded.said_at, session = excluded.session,"
             " verbatim = excluded.verbatim, expires = excluded.expires",
             (
@@ -366,7 +440,7 @@ class Journal:
                 fact.owner,
                 fact.scope,
                 fact.tag,
-                fact.text,
+                packed(fact.text),
                 fact.speaker,
                 _iso(fact.when),
                 fact.session,
@@ -416,9 +490,9 @@ class Journal:
     def _stands(self, context: Context) -> bool:
         known = self.facts(fact.fact for fact in context.facts)
         turns = json.dumps(list(context.turns))
-        said = self._read(f"SELECT count(*) FROM turns WHERE number {_AMONG} AND text IS NOT NULL", turns)[0][
+        said = self._read(f"SELECT count(*) FROM turns WHERE number {_AMONG} AND words IS NOT NULL", turns)[
             0
-        ]
+        ][0]
         return said == len(context.turns) and all(known.get(fact.fact) == fact for fact in context.facts)
 
     def _entries(self, condition: str, *values: str) -> list[LedgerEntry]:
@@ -472,11 +546,11 @@ class Journal:
                 db.execute(f"DELETE FROM {table}")
             return forgotten
 
-    def scrub(self, words: Collection[str] | None) -> bool:
-        """Leave nothing of forgotten `words` in the file; None for whatever they were. False where somebody
-        else keeps it from being done."""
+    def scrub(self) -> bool:
+        """Leave nothing of what was forgotten in the file: it lay on pages that are zeroed, and is left in the
+        write-ahead log alone. False where somebody else keeps it from being done."""
         with self._lock:
-            return scrub(self._db, words, _LIVING)
+            return scrub(self._db, (), "")
 
     def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
         """Redact `turns`, and strike the blobs of `facts` and of whatever held either."""
@@ -498,7 +572,7 @@ class Journal:
     def _alone(self, condition: str, value: str | int) -> tuple[tuple[str, int], ...]:
         """Scope and number of turns with words that no fact was drawn from."""
         rows = self._read(
-            f"SELECT scope, number FROM turns WHERE {condition} AND text IS NOT NULL"
+            f"SELECT scope, number FROM turns WHERE {condition} AND words IS NOT NULL"
             " AND NOT EXISTS (SELECT 1 FROM sources WHERE turn = number)",
             value,
         )
@@ -515,7 +589,7 @@ class Journal:
                     intent.kind,
                     intent.fact,
                     intent.scope,
-                    json.dumps(intent.words, ensure_ascii=False),
+                    packed(json.dumps(intent.words, ensure_ascii=False)),
                     json.dumps(intent.turns),
                     json.dumps(intent.facts),
                 ),
@@ -527,9 +601,9 @@ class Journal:
         """Of these only the scrub is left: the intents themselves hold the words."""
         with self._change() as db:
             db.execute(
-                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = '[]', turns = '[]', facts = '[]'"
+                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = ?, turns = '[]', facts = '[]'"
                 f" WHERE number {_AMONG}",
-                (json.dumps(list(numbers)),),
+                (packed("[]"), json.dumps(list(numbers))),
             )
 
     def finish(self, numbers: Collection[int]) -> None:
@@ -546,9 +620,7 @@ class Journal:
 
     def begun(self) -> dict[int, Intent]:
         """What was begun and is not finished, by number."""
-        rows = self._read(
-            "SELECT number, kind, fact, scope, words, turns, facts FROM intents ORDER BY number"
-        )
+        rows = self._read("SELECT number, kind, fact, scope, said, turns, facts FROM intents ORDER BY number")
         return {
             number: Intent(kind, fact, scope, *(tuple(json.loads(listed)) for listed in lists))
             for number, kind, fact, scope, *lists in rows
@@ -583,9 +655,27 @@ class Journal:
                 yield self._db
 
 
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the journal in a file, which is made, with its folder, where there is none. It must be the
+    only one that makes the file: how large its pages are is settled once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    try:
+        db.create_function("packed", 1, packed, deterministic=True)
+        if not db.execute("PRAGMA page_count").fetchone()[0]:
+            settle_page_size(db)
+        use_log(db, _PATIENCE_S)
+        for pragma in ("synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
+            db.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
 def _redact(db: sqlite3.Connection, turns: Iterable[int]) -> None:
     db.executemany(
-        "UPDATE turns SET text = NULL, speaker = '' WHERE number = ?", [(number,) for number in turns]
+        "UPDATE turns SET words = NULL, speaker = '' WHERE number = ?", [(number,) for number in turns]
     )
 
 

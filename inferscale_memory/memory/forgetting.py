@@ -112,5 +112,5 @@ class Forgetting:
         return texts
 
     def _scrub(self, words: set[str] | None) -> bool:
-        done = [part.scrub(words) for part in (self._journal, self._past, self._leftovers)]
+        done = [self._journal.scrub(), self._past.scrub(words), self._leftovers.scrub(words)]
         return all(done)

@@ -8,16 +8,15 @@ digest of their place in theirs.
 from __future__ import annotations
 
 import re
-import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.sqlite import transaction, use_log
+from inferscale_memory.journal.journal import connect
+from inferscale_memory.sqlite import transaction
 
-_PATIENCE_S = 30.0
 _PLACE = (
     *(
         "path",
@@ -68,7 +67,6 @@ class StoreFiles:
         own = cls.of(folder, store)
         if own.journal.exists():
             return own
-        folder.mkdir(parents=True, exist_ok=True)
         return first if _claim(first.journal, store) else own
 
 
@@ -93,9 +91,7 @@ def _said(value: Any, folder: Path) -> str:
 
 def _claim(journal: Path, store: str) -> bool:
     """Whether a journal is this store's: its own, or nobody's until now."""
-    with closing(sqlite3.connect(journal, timeout=_PATIENCE_S, isolation_level=None)) as db:
-        use_log(db, _PATIENCE_S)
-        with transaction(db):
-            db.execute("CREATE TABLE IF NOT EXISTS whose (store TEXT NOT NULL) STRICT")
-            db.execute("INSERT INTO whose SELECT ? WHERE NOT EXISTS (SELECT 1 FROM whose)", (store,))
-            return bool(db.execute("SELECT store = ? FROM whose", (store,)).fetchone()[0])
+    with closing(connect(journal)) as db, transaction(db):
+        db.execute("CREATE TABLE IF NOT EXISTS whose (store TEXT NOT NULL) STRICT")
+        db.execute("INSERT INTO whose SELECT ? WHERE NOT EXISTS (SELECT 1 FROM whose)", (store,))
+        return bool(db.execute("SELECT store = ? FROM whose", (store,)).fetchone()[0])

@@ -84,7 +84,7 @@ class WritePath:
         except BaseException:
             if not batch.written and not again and not self._journal.failed_adds.kept(logged):
                 self._journal.redact_turns(turn.number for turn in logged)
-                self._journal.scrub([turn.text for turn in logged if turn.text])
+                self._journal.scrub()
             raise
 
     @contextmanager

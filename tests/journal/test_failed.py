@@ -106,17 +106,3 @@ def test_a_call_is_claimed_by_one_at_a_time(journal: Journal) -> None:
     with journal.failed_adds.claimed(call.number) as again:
         assert again
         assert journal.failed_adds.get(call.number) is None
-
-
-def test_a_journal_made_before_they_were_known_gets_them(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.sqlite")
-    with journal._change() as db:
-        for name in ("failed_turn_forgotten", "failed_add_forgotten"):
-            db.execute(f"DROP TRIGGER {name}")
-        for name in ("failed_turns", "failed_adds"):
-            db.execute(f"DROP TABLE {name}")
-    journal.close()
-    journal = Journal(tmp_path / "journal.sqlite")
-    fail(journal, say(journal, "one"))
-    assert len(journal.failed_adds.all()) == 1
-    journal.close()
