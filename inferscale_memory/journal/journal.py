@@ -25,178 +25,15 @@ from typing import Any
 from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
-from inferscale_memory.journal.words import packed, settle_page_size, words_of
-from inferscale_memory.sqlite import empty_log, transaction, use_log
+from inferscale_memory.journal.words import packed
+from inferscale_memory.sqlite import transaction
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
 
-# What a journal is made of, and how one of an earlier format becomes one of the next.
-_STEPS = (
-    """
-CREATE TABLE turns (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope   TEXT NOT NULL,
-    ordinal INTEGER NOT NULL,
-    session INTEGER NOT NULL,
-    role    TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    text    TEXT,
-    said_at TEXT,
-    UNIQUE (scope, ordinal)
-) STRICT;
-CREATE INDEX turns_by_session ON turns (session);
-
-CREATE TABLE facts (
-    place    INTEGER PRIMARY KEY AUTOINCREMENT,
-    fact     TEXT NOT NULL UNIQUE,
-    owner    TEXT NOT NULL,
-    scope    TEXT NOT NULL,
-    tag      TEXT NOT NULL,
-    text     TEXT NOT NULL,
-    speaker  TEXT NOT NULL,
-    said_at  TEXT,
-    session  INTEGER,
-    verbatim INTEGER NOT NULL
-) STRICT;
-CREATE INDEX facts_by_session ON facts (session);
-
-CREATE TABLE sources (
-    fact TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
-    PRIMARY KEY (fact, turn)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX sources_by_turn ON sources (turn);
-
-CREATE TABLE ledger (
-    fact        TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    fingerprint TEXT NOT NULL,
-    owner       TEXT NOT NULL,
-    key         TEXT NOT NULL,
-    tokens      INTEGER NOT NULL,
-    line        TEXT NOT NULL,
-    PRIMARY KEY (fact, fingerprint)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX ledger_by_key ON ledger (key);
-
-CREATE TABLE held (
-    fact        TEXT NOT NULL,
-    fingerprint TEXT NOT NULL,
-    other       TEXT,
-    turn        INTEGER,
-    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
-) STRICT;
-CREATE INDEX held_by_blob ON held (fact, fingerprint);
-CREATE INDEX held_by_fact ON held (other);
-CREATE INDEX held_by_turn ON held (turn);
-
-CREATE TABLE forgotten (
-    fact TEXT PRIMARY KEY
-) STRICT, WITHOUT ROWID
-""",
-    """
-ALTER TABLE facts ADD COLUMN expires TEXT;
-CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
-CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
-
-CREATE TABLE intents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind   TEXT NOT NULL,
-    fact   TEXT NOT NULL,
-    scope  TEXT NOT NULL,
-    words  TEXT NOT NULL,
-    turns  TEXT NOT NULL
-) STRICT
-""",
-    f"""
-CREATE TABLE new_turns (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope   TEXT NOT NULL,
-    ordinal INTEGER NOT NULL,
-    session INTEGER NOT NULL,
-    role    TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    said_at TEXT,
-    {words_of("text", "words")},
-    UNIQUE (scope, ordinal)
-) STRICT;
-INSERT INTO new_turns (number, scope, ordinal, session, role, speaker, said_at, words)
-    SELECT number, scope, ordinal, session, role, speaker, said_at, packed(text) FROM turns ORDER BY number;
-DROP TABLE turns;
-ALTER TABLE new_turns RENAME TO turns;
-CREATE INDEX turns_by_session ON turns (session);
-CREATE INDEX turns_with_words ON turns (scope) WHERE words IS NOT NULL;
-
-CREATE TABLE new_facts (
-    place    INTEGER PRIMARY KEY AUTOINCREMENT,
-    fact     TEXT NOT NULL UNIQUE,
-    owner    TEXT NOT NULL,
-    scope    TEXT NOT NULL,
-    tag      TEXT NOT NULL,
-    speaker  TEXT NOT NULL,
-    said_at  TEXT,
-    session  INTEGER,
-    verbatim INTEGER NOT NULL,
-    expires  TEXT,
-    {words_of("text", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_facts (place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, words)
-    SELECT place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, packed(text) FROM facts
-    ORDER BY place;
-DROP TABLE facts;
-ALTER TABLE new_facts RENAME TO facts;
-CREATE INDEX facts_by_session ON facts (session);
-CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
-
-CREATE TABLE new_intents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind   TEXT NOT NULL,
-    fact   TEXT NOT NULL,
-    scope  TEXT NOT NULL,
-    turns  TEXT NOT NULL,
-    facts  TEXT NOT NULL,
-    {words_of("said", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_intents (number, kind, fact, scope, turns, facts, words)
-    SELECT number, kind, fact, scope, turns, '[]', packed(words) FROM intents ORDER BY number;
-DROP TABLE intents;
-ALTER TABLE new_intents RENAME TO intents;
-
-CREATE TABLE IF NOT EXISTS failed_adds (number, scope, ids, options, error, attempts, failed_at);
-CREATE TABLE new_failed_adds (
-    number    INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope     TEXT NOT NULL,
-    ids       TEXT NOT NULL,
-    error     TEXT NOT NULL,
-    attempts  INTEGER NOT NULL,
-    failed_at TEXT NOT NULL,
-    {words_of("options", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_failed_adds (number, scope, ids, error, attempts, failed_at, words)
-    SELECT number, scope, ids, error, attempts, failed_at, packed(options) FROM failed_adds;
-DROP TRIGGER IF EXISTS failed_add_forgotten;
-DROP TABLE failed_adds;
-ALTER TABLE new_failed_adds RENAME TO failed_adds;
-
-CREATE TABLE echoes (
-    fact TEXT NOT NULL,
-    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
-    PRIMARY KEY (fact, turn)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX echoes_by_turn ON echoes (turn);
-
-CREATE TABLE owed (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    owner  TEXT NOT NULL,
-    keys   TEXT NOT NULL,
-    tags   TEXT NOT NULL
-) STRICT
-""",
-)
-_FORMAT = len(_STEPS)
-_PATIENCE_S = 30.0
 _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
@@ -240,37 +77,9 @@ class Journal:
         file."""
         self._session_gap = session_gap
         self._lock = RLock()
-        self._db = connect(path)
-        try:
-            self._settle_format(path)
-        except sqlite3.Error:
-            self._db.close()
-            raise
-        self._db.execute("PRAGMA foreign_keys = ON")
+        self._db = opened(path)
         self.failed_adds = FailedAdds(self._change, self._read)
         self.owed = OwedForgetting(self._change, self._read)
-
-    def _settle_format(self, path: Path) -> None:
-        """Bring the file to the present format. References are not followed meanwhile: a table that is replaced
-        would take along what refers to it."""
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found > _FORMAT:
-            raise sqlite3.DatabaseError(
-                f"{path} is a journal of format {found}, this library reads {_FORMAT}"
-            )
-        if found == _FORMAT:
-            return
-        settle_page_size(self._db)
-        use_log(self._db, _PATIENCE_S)
-        with self._change() as db:
-            found = db.execute("PRAGMA user_version").fetchone()[0]
-            for step in _STEPS[found:]:
-                for statement in step.split(";\n"):
-                    db.execute(statement)
-            db.execute(f"PRAGMA user_version = {_FORMAT}")
-        if found:  # what an earlier format has forgotten lies in the free room of its pages
-            self._db.execute("VACUUM")
-            empty_log(self._db, _PATIENCE_S)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -653,24 +462,6 @@ class Journal:
                 return
             with transaction(self._db):
                 yield self._db
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection to the journal in a file, which is made, with its folder, where there is none. It must be the
-    only one that makes the file: how large its pages are is settled once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
-    try:
-        db.create_function("packed", 1, packed, deterministic=True)
-        if not db.execute("PRAGMA page_count").fetchone()[0]:
-            settle_page_size(db)
-        use_log(db, _PATIENCE_S)
-        for pragma in ("synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
-            db.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
 
 
 def _redact(db: sqlite3.Connection, turns: Iterable[int]) -> None:

@@ -28,7 +28,7 @@ _LIVING = (
 )
 _INDEX = "inferscale_events_by_memory"
 _TELLING = 3
-"""A message that says a turn of at least so many words goes with it; shorter ones, as "yes", are in everything."""
+"""Words that make a turn one that is said once; a shorter one, as "yes", is in everything."""
 
 
 class Past:
@@ -165,18 +165,21 @@ class _Words:
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._same: set[str] = set()
+        self._telling: set[str] = set()
         self._turns: set[frozenset[str]] = set()
 
     def add(self, words: Sequence[str]) -> None:
         """The words of an `Intent`."""
-        self._said.update([words[0], *(turn for turn in words[1:] if len(turn.split()) >= _TELLING)])
+        telling = [turn for turn in words[1:] if len(turn.split()) >= _TELLING]
+        self._telling.update(telling)
+        self._said.update([words[0], *telling])
         self._same.update(words[1:])
         self._turns.add(frozenset(words[1:]))
 
     def said_in(self, call: Sequence[tuple[str, str]]) -> list[str]:
         """Which of the messages of a call, as name and text, go."""
         texts = {text for _, text in call}
-        if any(turns and turns <= texts for turns in self._turns):
+        if texts & self._telling or any(turns and turns <= texts for turns in self._turns):
             return [name for name, _ in call]
         return [
             name for name, text in call if text in self._same or any(says(text, gone) for gone in self._said)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.journal.journal import connect
+from inferscale_memory.journal.schema import connect
 from inferscale_memory.sqlite import transaction
 
 _PLACE = (

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, scrub
-from inferscale_memory.journal import journal as journal_file
-from inferscale_memory.journal.journal import _STEPS
+from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, schema, scrub
+from inferscale_memory.journal.schema import STEPS
 from inferscale_memory.journal.traces import find, spellings
 from inferscale_memory.journal.words import PAGE
 
@@ -445,7 +444,7 @@ class TestFile:
         path.parent.mkdir()
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode = WAL")
-            for step in _STEPS[:form]:
+            for step in STEPS[:form]:
                 db.executescript(step)
             db.execute(f"PRAGMA user_version = {form}")
             db.execute("INSERT INTO turns VALUES (7, 'a', 0, 7, 'user', 'User', 'said so', NULL)")
@@ -510,11 +509,11 @@ class TestFile:
     def test_one_of_an_earlier_format_that_is_open_elsewhere_is_left_as_it_is(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(journal_file, "_PATIENCE_S", 0.05)
+        monkeypatch.setattr(schema, "_PATIENCE_S", 0.05)
         path.parent.mkdir()
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(f"{_STEPS[0]}; PRAGMA user_version = 1")
+            db.executescript(f"{STEPS[0]}; PRAGMA user_version = 1")
             db.execute("BEGIN")
             db.execute("SELECT * FROM facts").fetchall()
             with pytest.raises(sqlite3.OperationalError):

@@ -444,7 +444,7 @@ def messages_of(folder: Path) -> list[str]:
     return [text for (text,) in table(folder, "history.db", "SELECT content FROM messages")]
 
 
-def converse(memory: Settled, messages: list[dict[str, str]], *facts: str, **who: str) -> list[str]:
+def converse(memory: Settled, messages: list[dict[str, Any]], *facts: str, **who: str) -> list[str]:
     memory.itself.llm = Extractor(*facts)
     return [result["id"] for result in memory.add(messages, **(who or ADA))["results"]]
 
@@ -455,6 +455,21 @@ def test_instructions_that_a_fact_was_drawn_from_go_with_it(memory: Settled, fol
     extract(memory, "Mind the bees, please", BENS, **BEN)
     memory.delete(secret)
     assert sorted(messages_of(folder)) == ["Mind the bees, please", "Mind the ficus, please"]
+    assert files_with(folder, "4711-Q") == []
+
+
+def test_what_mem0_saw_in_a_picture_goes_with_what_was_said_beside_it(
+    open_: OpenFace, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mem0.memory.utils.get_image_description", lambda *_: "A note that reads 4711-Quaker")
+    llm = {"provider": "openai", "config": {"api_key": "none", "enable_vision": True}}
+    memory = open_(llm=llm)
+    picture = [{"type": "image_url", "image_url": {"url": "https://nowhere/picture.png"}}]
+    (secret,) = converse(memory, [HELLO, {"role": "user", "content": picture}], SECRET)
+    extract(memory, "Mind the ficus, please", OTHER)
+    assert "A note that reads 4711-Quaker" in messages_of(folder)
+    memory.delete(secret)
+    assert messages_of(folder) == ["Mind the ficus, please"]
     assert files_with(folder, "4711-Q") == []
 
 
