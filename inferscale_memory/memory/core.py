@@ -25,7 +25,7 @@ from inferscale_memory.memory.past import Past, deletion
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
 from inferscale_memory.memory.recovery import Recovery
-from inferscale_memory.memory.rows import MOST, rows_of
+from inferscale_memory.memory.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.memory.telling import Telling
@@ -102,8 +102,8 @@ class Core:
         self.writes.expire(resumed=True)
 
     def ids(self, scope: Scope) -> tuple[str, ...]:
-        """Ids of the facts in the store that carry these ids; in an empty scope all."""
-        return tuple(str(row.id) for row in self._rows(scope))
+        """Ids of the facts in the store that carry these ids; in an empty scope all. As far as it lists them."""
+        return ids_in(self._stores.vector_store, scope.ids or None)
 
     def delete_many(self, scope: Scope, history: Any) -> None:
         """Delete the facts of a scope at once, where the store can; mem0 deletes them one by one. `history` is mem0's

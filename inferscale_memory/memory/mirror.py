@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from mem0.vector_stores.base import VectorStoreBase
 
-from inferscale_memory.memory.rows import MOST, rows_of
+from inferscale_memory.memory.rows import ids_in, rows_of
 
 Payload = Mapping[str, Any]
 
@@ -201,9 +201,9 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             self._mirror.cleared()
             return done
 
-    def _ids(self) -> list[str]:
+    def _ids(self) -> tuple[str, ...]:
         with self._lock:
-            return [str(row.id) for row in rows_of(self._inner.list(top_k=MOST))]
+            return ids_in(self._inner)
 
     def _held(self, fact: str) -> Payload | None:
         with self._lock:

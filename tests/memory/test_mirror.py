@@ -214,3 +214,12 @@ def test_many_that_are_deleted_at_once_are_told_at_once(store: Any, events: Even
     assert events.lost == [(IDS[0], "one", None), (IDS[1], "two", None)]
     assert events.told == [("deleted", IDS[:3])]
     assert store.get(IDS[0]) is None
+
+
+def test_a_store_that_does_not_list_so_many_is_cleared_all_the_same(
+    store: Any, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store._inner, "list", MagicMock(side_effect=ValueError("at most 10,000")))
+    monkeypatch.setattr(events, "losing_everything", lambda ids: events.lost.append(ids()))
+    store.delete_col()
+    assert (events.lost, events.told) == ([()], [("cleared", None)])
