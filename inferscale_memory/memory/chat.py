@@ -21,11 +21,11 @@ from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.entities import MOST, rows_of
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.operations import Filters, Ids
 from inferscale_memory.memory.recall import Messages, Result, checked_scope, conversation, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
+from inferscale_memory.memory.rows import MOST, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Direct, Threads, Waiting, run
 from inferscale_memory.memory.words import is_expired
