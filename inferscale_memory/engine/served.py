@@ -110,11 +110,12 @@ class Served(Asking):
         if not self.told.connected:
             return
         reply = await self._control(Probe(START_UP), [self.some_token], self._salt(START_UP))
-        if "fingerprint" not in reply:
+        if reply and "fingerprint" not in reply:
             raise EngineError(_wrong_secret(self._url, reply))
-        if reply["fingerprint"] != self.fingerprint:
+        if reply.get("fingerprint") != self.fingerprint:
             raise EngineError(
-                f"the server at {self._url} was started with another model than this engine has met: make a new engine"
+                f"the server at {self._url} was started anew, with another model or without our connector: make a new "
+                "engine"
             )
 
     async def generate(self, prompt: Prompt, options: SamplingOptions) -> Completion:

@@ -190,9 +190,11 @@ class Wire(ABC):
                 f"the server at {url} does not know what it was asked for ({message}): correct base_url or model"
             )
         if status in (400, 413, 422):
-            if parameter in ABOUT_THE_PROMPT or "vocab" in message:
-                return PromptError(f"the server refuses the prompt: {message}")
-            return ConfigurationError(f"the server refuses the request: {message}")
+            if parameter in ABOUT_THE_PROMPT or "vocabulary" in message:
+                return PromptError(f"the server refuses the prompt ({message}): shorten it, or look at its tokens")
+            return ConfigurationError(
+                f"the server refuses the request ({message}): change the option, or how the server is started"
+            )
         return EngineError(f"the server at {url} failed (status {status}: {message}); its log may say why")
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         )
     home = home_folder()
     _claim_secret(home, options.host)
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *_arguments(options, rest)]
+    command = [sys.executable, "-m", "inferscale_memory.serve.vllm_command", *_arguments(options, rest)]
     url = f"http{'s' if _named(rest, '--ssl-certfile') else ''}://{_reachable(options.host)}:{options.port}"
     return _serve(command, url, lambda: _say_how(url, options.host, home))
 
