@@ -191,7 +191,9 @@ class Wire(ABC):
             )
         if status in (400, 413, 422):
             if parameter in ABOUT_THE_PROMPT or "vocabulary" in message:
-                return PromptError(f"the server refuses the prompt ({message}): shorten it, or look at its tokens")
+                return PromptError(
+                    f"the server refuses the prompt ({message}): shorten it, or look at its tokens"
+                )
             return ConfigurationError(
                 f"the server refuses the request ({message}): change the option, or how the server is started"
             )
