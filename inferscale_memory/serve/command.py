@@ -27,6 +27,8 @@ from inferscale_memory.errors import ConfigurationError, EngineError
 
 DESCRIPTION = """Start a vLLM server that keeps remembered facts as keys and values. Every argument that is not listed
 here is vLLM's own, and handed on: see `vllm serve --help`."""
+SHUTDOWN_S = 10
+"""Longest that answers under way are waited for when the server is told to end."""
 OURS = ("--kv-transfer-config",)
 """Arguments of vLLM that this command sets itself."""
 
@@ -112,6 +114,9 @@ def _arguments(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
         # Only xgrammar and guidance can forbid free white space in JSON, which a small model may write for ever.
         within = {"backend": "xgrammar", "disable_any_whitespace": True}
         arguments += ["--structured-outputs-config", json.dumps(within)]
+    if not _named(rest, "--shutdown-timeout"):
+        # Without one vLLM kills its own engine in the middle of ending it.
+        arguments += ["--shutdown-timeout", str(SHUTDOWN_S)]
     return [*arguments, *rest]
 
 
