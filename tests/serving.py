@@ -13,6 +13,8 @@ from types import TracebackType
 
 import httpx
 
+from inferscale_memory.engine.environment import vllm_defaults
+
 SETTINGS = (
     *("--dtype", "float32", "--max-model-len", "2048", "--block-size", "32"),
     *("--num-gpu-blocks-override", "300", "--enforce-eager"),
@@ -46,7 +48,11 @@ class Server:
         with self._log.open("wb") as log:
             # A session of its own, so that what is sent to it does not reach the test.
             self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=os.environ, start_new_session=True
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**vllm_defaults(), **os.environ},
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -58,7 +64,12 @@ class Server:
             except httpx.HTTPError:
                 time.sleep(0.5)
         self.stop()
-        raise AssertionError(f"the server did not start:\n{self.output()[-4000:]}")
+        # What went wrong first stands where the first error does; what follows is its consequences.
+        output = self.output()
+        first = max(0, output.find("ERROR"))
+        raise AssertionError(
+            f"the server did not start:\n{output[first : first + 4000]}\n...\n{output[-2000:]}"
+        )
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.stop()
