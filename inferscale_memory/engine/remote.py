@@ -27,8 +27,10 @@ from inferscale_memory.engine.base import (
 )
 from inferscale_memory.engine.environment import home_folder
 from inferscale_memory.engine.served import Served, Told, meet
+from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
 from inferscale_memory.engine.wire import Address, DirectWire, LoopWire, Wire
 from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 
 SAMPLE = "On 12 May 2024, at 09:30, naïve Zoë paid 1,234.50 € for 3 çays.\n\tdef f(x): return {x: 'ω'}  # 日本語 🙂"
@@ -47,12 +49,14 @@ class RemoteEngine:
             ~/.inferscale). It must be the server's.
         timeout: longest silence of the server that is borne, in seconds. An answer that is not streamed is silent
             until it is complete.
+        tool_parser: which of vLLM's tool parsers reads this model's tool calls, where they are not JSON. It is the
+            only thing for which vLLM must be installed here too.
 
     Nothing is sent before the first use.
 
     Raises:
-        ConfigurationError: no address, no such folder; from the first use on: an API key or a model that the server
-            does not take, or a tokenizer that is not its model's.
+        ConfigurationError: no address, no such folder or tool parser; from the first use on: an API key or a model
+            that the server does not take, or a tokenizer that is not its model's.
         EngineError: from the first use on: no server, one of another secret, or one that fails.
     """
 
@@ -65,6 +69,7 @@ class RemoteEngine:
         api_key: str | None = None,
         home: str | Path | None = None,
         timeout: float = 600.0,
+        tool_parser: str | None = None,
     ) -> None:
         self._address = Address.read(base_url, api_key, timeout)
         self._folder = None if tokenizer is None else Path(tokenizer)
@@ -72,6 +77,9 @@ class RemoteEngine:
             raise ConfigurationError(
                 f"no tokenizer folder at {self._folder}: pass the folder of the model that is served"
             )
+        if tool_parser is not None:
+            check_tool_parser(tool_parser)
+        self._tool_parser = tool_parser
         self._model = model
         self._home = home_folder(home)
         self._lock = threading.Lock()
@@ -113,6 +121,11 @@ class RemoteEngine:
                     )
                 self._tokenizer = tokenizer
             return self._tokenizer
+
+    @property
+    def call_reader(self) -> CallReader | None:
+        """What takes this model's answers apart into words and tool calls; None where their calls are JSON."""
+        return None if self._tool_parser is None else call_reader(self._tool_parser, self.tokenizer)
 
     def start(self) -> RemoteEngine:
         """Meet the server now instead of at the first use; returns itself."""

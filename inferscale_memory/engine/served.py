@@ -218,6 +218,7 @@ class Served(Asking):
             "temperature": options.temperature,
             "top_p": options.top_p,
             "ignore_eos": options.ignore_eos,
+            "skip_special_tokens": not options.special_tokens,
             "return_token_ids": True,
             **PLAIN,
         }

@@ -29,7 +29,9 @@ from inferscale_memory.engine.base import (
 )
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
 from inferscale_memory.engine.fingerprint import read_config
+from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
 from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
@@ -44,10 +46,11 @@ class VLLMEngine:
         dtype: "auto", "float32", "bfloat16" or "float16".
         device_bytes, host_bytes: budgets of the blob tiers on each rank; no host tier when 0.
         home: where the secret is kept when INFERSCALE_SECRET is not set (default: INFERSCALE_HOME, ~/.inferscale).
+        tool_parser: which of vLLM's tool parsers reads this model's tool calls, where they are not JSON.
         options: any of vLLM's engine arguments, such as `max_model_len` or `enforce_eager`.
 
     Raises:
-        ConfigurationError: unknown folder or dtype.
+        ConfigurationError: unknown folder, dtype or tool parser.
         EngineError: from the first use, when vLLM cannot start.
     """
 
@@ -59,11 +62,15 @@ class VLLMEngine:
         device_bytes: int = 1 << 30,
         host_bytes: int = 1 << 30,
         home: str | Path | None = None,
+        tool_parser: str | None = None,
         **options: Any,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigurationError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
         read_config(Path(model))
+        if tool_parser is not None:
+            check_tool_parser(tool_parser)
+        self._tool_parser = tool_parser
         self._model = Path(model)
         self._secret = secret.ensure(home_folder(home))
         self._budgets = {"device_bytes": device_bytes, "host_bytes": host_bytes}
@@ -96,6 +103,11 @@ class VLLMEngine:
 
                 self._tokenizer = AutoTokenizer.from_pretrained(str(self._model))
             return self._tokenizer
+
+    @property
+    def call_reader(self) -> CallReader | None:
+        """What takes this model's answers apart into words and tool calls; None where their calls are JSON."""
+        return None if self._tool_parser is None else call_reader(self._tool_parser, self.tokenizer)
 
     def start(self) -> VLLMEngine:
         """Start now instead of at the first use; returns itself."""
@@ -274,6 +286,7 @@ class _Server(Asking):
             seed=options.seed,
             logprobs=options.logprobs,
             ignore_eos=options.ignore_eos,
+            skip_special_tokens=not options.special_tokens,
             output_kind=RequestOutputKind.DELTA,
             extra_args=_extra(transfer),
             structured_outputs=StructuredOutputsParams(json=options.schema) if options.schema else None,

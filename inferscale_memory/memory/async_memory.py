@@ -7,7 +7,7 @@ through its own async twin. The bodies are those of the sync face, in `operation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 from typing import Any, Literal, Self, overload
 
 import mem0
@@ -15,18 +15,19 @@ from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
+from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.instance import core_of
 from inferscale_memory.memory.legacy import accepts_old_calls, warn
 from inferscale_memory.memory.operations import Filters, Kind
-from inferscale_memory.memory.recall import Messages, Recall
+from inferscale_memory.memory.recall import Messages, Result
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.session import AsyncChatSession
 from inferscale_memory.memory.waiting import Threads
 
-_ASYNC = Kind(mem0.AsyncMemory, Threads(), Recall.astream)
+_ASYNC = Kind(mem0.AsyncMemory, Threads(), Answers.astream)
 
 
 class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[misc]  # mem0 has no types
@@ -142,6 +143,9 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         session: AsyncChatSession | None = ...,
         filters: Filters | None = ...,
         options: SamplingOptions | None = ...,
+        memories: Sequence[Result] | None = ...,
+        tools: Sequence[Any] | None = ...,
+        tool_choice: str | None = ...,
     ) -> Reply: ...
     @overload
     async def chat(
@@ -158,6 +162,9 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         session: AsyncChatSession | None = ...,
         filters: Filters | None = ...,
         options: SamplingOptions | None = ...,
+        memories: Sequence[Result] | None = ...,
+        tools: Sequence[Any] | None = ...,
+        tool_choice: str | None = ...,
     ) -> AsyncIterator[ReplyChunk]: ...
     async def chat(
         self,
@@ -173,6 +180,9 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         session: AsyncChatSession | None = None,
         filters: Filters | None = None,
         options: SamplingOptions | None = None,
+        memories: Sequence[Result] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
     ) -> Reply | AsyncIterator[ReplyChunk]:
         """See `Memory.chat`. With `stream`, awaiting gives what `async for` then goes through."""
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
@@ -188,6 +198,9 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
             session=session,
             filters=filters,
             options=options,
+            memories=memories,
+            tools=tools,
+            tool_choice=tool_choice,
         )
         return answer
 
@@ -201,11 +214,23 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         k: int | None = None,
         max_tokens: int = 256,
         filters: Filters | None = None,
+        memories: Sequence[Result] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
     ) -> Prepared:
         """See `Memory.prepare`."""
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         return await operations.prepare(
-            _ASYNC, self, messages, ids, k=k, max_tokens=max_tokens, filters=filters
+            _ASYNC,
+            self,
+            messages,
+            ids,
+            k=k,
+            max_tokens=max_tokens,
+            filters=filters,
+            memories=memories,
+            tools=tools,
+            tool_choice=tool_choice,
         )
 
     async def _search_vector_store(

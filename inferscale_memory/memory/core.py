@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.journal import Journal, NewTurn
+from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
@@ -68,6 +69,7 @@ class Core:
             check=self._check,
             expire=lambda: self.writes.expire(),
         )
+        self.answers = Answers(self.engine, at_hand)
         self.recall = Recall(self.journal, self.engine, self.encoder, at_hand, preambles, self.injection)
         forgetting = Forgetting(
             self.journal,

@@ -15,7 +15,7 @@ from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
 PROVIDERS = ("vllm", "transformers", "remote")
-REMOTE_OPTIONS = frozenset({"base_url", "tokenizer", "model", "api_key", "home", "timeout"})
+REMOTE_OPTIONS = frozenset({"base_url", "tokenizer", "model", "api_key", "home", "timeout", "tool_parser"})
 
 
 class LazyEngine:
@@ -106,6 +106,8 @@ def _make(spec: Mapping[str, Any]) -> Engine:
         from inferscale_memory.fetch import demo_model
 
         model = demo_model()
+        if provider == "vllm":  # compiling takes longer than anybody waits for a first answer of this one
+            options.setdefault("enforce_eager", True)
     engine: Engine
     if provider == "vllm":
         from inferscale_memory.engine.vllm import VLLMEngine

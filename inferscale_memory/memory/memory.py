@@ -6,7 +6,7 @@ bodies, which the async face shares, are in `operations`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 import mem0
@@ -14,17 +14,18 @@ from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
+from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.legacy import accepts_old_calls
 from inferscale_memory.memory.operations import Filters, Kind
-from inferscale_memory.memory.recall import Messages, Recall
+from inferscale_memory.memory.recall import Messages, Result
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.session import ChatSession
 from inferscale_memory.memory.waiting import Direct, run
 
-_SYNC = Kind(mem0.Memory, Direct(), Recall.stream)
+_SYNC = Kind(mem0.Memory, Direct(), Answers.stream)
 
 
 class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has no types
@@ -169,6 +170,9 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         session: ChatSession | None = ...,
         filters: Filters | None = ...,
         options: SamplingOptions | None = ...,
+        memories: Sequence[Result] | None = ...,
+        tools: Sequence[Any] | None = ...,
+        tool_choice: str | None = ...,
     ) -> Reply: ...
     @overload
     def chat(
@@ -185,6 +189,9 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         session: ChatSession | None = ...,
         filters: Filters | None = ...,
         options: SamplingOptions | None = ...,
+        memories: Sequence[Result] | None = ...,
+        tools: Sequence[Any] | None = ...,
+        tool_choice: str | None = ...,
     ) -> Iterator[ReplyChunk]: ...
     def chat(
         self,
@@ -200,6 +207,9 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         session: ChatSession | None = None,
         filters: Filters | None = None,
         options: SamplingOptions | None = None,
+        memories: Sequence[Result] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
     ) -> Reply | Iterator[ReplyChunk]:
         """An answer that knows what is remembered of this scope.
 
@@ -214,10 +224,15 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
                 `messages` is the question alone.
             filters: mem0's filters, beyond the ids.
             options: how tokens are drawn; `max_tokens` wins over what they say.
+            memories: results of `search` that are to be used instead of searching; none when it is empty.
+            tools: what the model may call, as chat APIs take it; `Reply.tool_calls` has its calls, and messages of
+                role "tool" bring the results.
+            tool_choice: "auto", "none", "any" for one of the tools at least, or the name of one. A call that must
+                be made is decoded within the schema of its arguments.
 
         Raises:
-            PromptError: an empty question, or messages that do not fit the model's context.
-            ValueError: no scope, as mem0's `search` says it.
+            PromptError: an empty question, messages that do not fit the model's context, tools that are none.
+            ValueError: no scope, as mem0's `search` says it; memories of another scope.
         """
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         answer: Reply | Iterator[ReplyChunk] = run(
@@ -233,6 +248,9 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
                 session=session,
                 filters=filters,
                 options=options,
+                memories=memories,
+                tools=tools,
+                tool_choice=tool_choice,
             )
         )
         return answer
@@ -247,12 +265,26 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         k: int | None = None,
         max_tokens: int = 256,
         filters: Filters | None = None,
+        memories: Sequence[Result] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
     ) -> Prepared:
         """What `chat` would give the engine: search and composition, and nothing generated. Arguments as
         there."""
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         return run(
-            operations.prepare(_SYNC, self, messages, ids, k=k, max_tokens=max_tokens, filters=filters)
+            operations.prepare(
+                _SYNC,
+                self,
+                messages,
+                ids,
+                k=k,
+                max_tokens=max_tokens,
+                filters=filters,
+                memories=memories,
+                tools=tools,
+                tool_choice=tool_choice,
+            )
         )
 
     def _search_vector_store(

@@ -213,6 +213,9 @@ async def chat(
     session: Any,
     filters: Filters | None,
     options: SamplingOptions | None,
+    memories: Sequence[Result] | None,
+    tools: Sequence[Any] | None,
+    tool_choice: str | None,
 ) -> Any:
     if never_had_core(memory):
         return await kind.wait.result(kind.mem0.chat(memory, messages))  # which mem0 has not
@@ -223,11 +226,22 @@ async def chat(
         if stream:
             return session.stream(text, options=options, inject=inject)
         return await kind.wait.result(session.chat(text, options=options, inject=inject))
-    prepared = await prepare(kind, memory, messages, ids, k=k, max_tokens=max_tokens, filters=filters)
-    recall = behind(memory).recall
+    prepared = await prepare(
+        kind,
+        memory,
+        messages,
+        ids,
+        k=k,
+        max_tokens=max_tokens,
+        filters=filters,
+        memories=memories,
+        tools=tools,
+        tool_choice=tool_choice,
+    )
+    answers = behind(memory).answers
     if stream:
-        return kind.stream(recall, prepared, options, inject=inject, called=called)
-    return await recall.answer(kind.wait, prepared, options, inject=inject, called=called)
+        return kind.stream(answers, prepared, options, inject=inject, called=called)
+    return await answers.answer(kind.wait, prepared, options, inject=inject, called=called)
 
 
 async def prepare(
@@ -239,15 +253,26 @@ async def prepare(
     k: int | None,
     max_tokens: int,
     filters: Filters | None,
+    memories: Sequence[Result] | None,
+    tools: Sequence[Any] | None,
+    tool_choice: str | None,
 ) -> Prepared:
     core = behind(memory)
     said = conversation(messages)
     text = question(said)
     started = perf_counter()
-    results = await search(kind, memory, text, ids, core.injection.k if k is None else k, filters)
+    if memories is None:
+        memories = await search(kind, memory, text, ids, core.injection.k if k is None else k, filters)
     search_s = perf_counter() - started
     return await kind.wait.call(
-        core.recall.prepare, said, results, Scope.of(ids), max_tokens=max_tokens, search_s=search_s
+        core.recall.prepare,
+        said,
+        memories,
+        Scope.of(ids),
+        max_tokens=max_tokens,
+        search_s=search_s,
+        tools=tools,
+        tool_choice=tool_choice,
     )
 
 

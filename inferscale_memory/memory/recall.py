@@ -7,23 +7,22 @@ the answer. It must never inject a blob made of other words than the fact has no
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from inferscale_memory.engine.base import Chunk, Completion, Engine, SamplingOptions
+from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import PromptError
 from inferscale_memory.journal import Journal
 from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.config import Injection
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings
+from inferscale_memory.memory.reply import Prepared, Recalled
 from inferscale_memory.memory.scope import Scope, fact_tag
-from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import Words, payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
 
@@ -51,6 +50,16 @@ def question(messages: Sequence[Message]) -> str:
     raise PromptError("The question is empty: pass some text, or messages that end with a user's words.")
 
 
+def checked_scope(ids: Mapping[str, Any]) -> Scope:
+    """The scope of `ids`. Raises ValueError when there is none, as mem0's `search` does."""
+    scope = Scope.of(ids)
+    if not scope.ids:
+        raise ValueError(
+            "no scope: pass at least one of user_id, agent_id and run_id, so that it is clear whose memories are meant"
+        )
+    return scope
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A search result as the prompt needs it."""
@@ -60,19 +69,6 @@ class Found:
     owner: str
     tag: str
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question on its way to the engine, `before_s` seconds after the user's call came in."""
-
-    prepared: Prepared
-    inject: bool
-    before_s: float
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.prepared.prompt if self.inject else self.prepared.prompt.as_text()
 
 
 class Recall:
@@ -130,20 +126,26 @@ class Recall:
         *,
         max_tokens: int,
         search_s: float,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
     ) -> Prepared:
         """A prompt for `messages` with the facts of `results`, the most relevant nearest to the question.
 
         Args:
             max_tokens: most tokens of the answer, for which room is left.
             search_s: seconds the search took, handed on.
+            tools, tool_choice: see `Memory.chat`.
 
         Raises:
-            PromptError: an empty question, or messages that do not fit.
+            PromptError: an empty question, messages that do not fit, or tools that are none.
+            ValueError: a memory of another scope.
         """
         started = perf_counter()
         engine, template = self._engine.get(), self._engine.template
-        frame = template.split(messages)
-        found = self.read(results)
+        calling = Calling.read(engine, tools, tool_choice)
+        offered = None if calling is None else calling.tools
+        frame = template.split(messages, tools=offered)
+        found = self.read(_of_scope(results, scope))
         keys = self._keys(engine, scope.owner, found)
         facts = [
             Fact(item.ids, keys.get(item.tag), item.tag, score=float(rank))
@@ -159,7 +161,7 @@ class Recall:
         )
         prompt = composed.prompt
         if len(composed.dropped) == len(facts):  # no facts, no heading above them
-            prompt = Prompt(scope.owner, (Segment(template.plain(messages)),))
+            prompt = Prompt(scope.owner, (Segment(template.plain(messages, tools=offered)),))
         dropped = {fact.tag for fact in composed.dropped}
         injected = {segment.tag for segment in prompt.composition}
         return Prepared(
@@ -172,6 +174,7 @@ class Recall:
             tuple(item.recalled for item in found if item.tag in dropped),
             search_s,
             perf_counter() - started,
+            calling,
         )
 
     def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
@@ -194,62 +197,14 @@ class Recall:
         self._encoder.submit(missing, wait=False, check=True)
         return keys
 
-    # -- the answer ------------------------------------------------------------------------------------------
 
-    async def answer(
-        self, wait: Waiting, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
-    ) -> Reply:
-        """The engine's answer. `called`: when the user's call came in, by `perf_counter`."""
-        asked = _Asked(prepared, inject, perf_counter() - called)
-        engine = await wait.call(self._engine.get)
-        return self._reply(asked, await wait.generate(engine, asked.prompt, options))
-
-    def stream(
-        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
-    ) -> Iterator[ReplyChunk]:
-        """The same, piece by piece."""
-        asked = _Asked(prepared, inject, perf_counter() - called)
-        for chunk in self._engine.get().stream(asked.prompt, options):
-            yield self._piece(asked, chunk)
-
-    async def astream(
-        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
-    ) -> AsyncIterator[ReplyChunk]:
-        """The same for `async for`."""
-        asked = _Asked(prepared, inject, perf_counter() - called)
-        engine = await asyncio.to_thread(self._engine.get)
-        async for chunk in engine.astream(asked.prompt, options):
-            yield self._piece(asked, chunk)
-
-    def _piece(self, asked: _Asked, chunk: Chunk) -> ReplyChunk:
-        reply = None if chunk.completion is None else self._reply(asked, chunk.completion)
-        return ReplyChunk(chunk.text, reply)
-
-    def _reply(self, asked: _Asked, completion: Completion) -> Reply:
-        prepared, inject = asked.prepared, asked.inject
-        if inject and completion.refused is not None:
-            self._doubt(prepared.prompt)
-        placed = _placed(prepared.prompt, completion) if inject else set()
-        memories = tuple(
-            replace(memory, injected=memory.injected and fact_tag(prepared.prompt.owner, memory.id) in placed)
-            for memory in prepared.memories
-        )
-        timings = Timings(prepared.search_s, prepared.compose_s, asked.before_s + completion.ttft_s)
-        return Reply(completion.text, memories, prepared.dropped, completion, timings)
-
-    def _doubt(self, prompt: Prompt) -> None:
-        """The engine has lost some of these blobs: ask it about them when they are next recalled."""
-        self._at_hand.drop(segment.key for segment in prompt.composition if segment.key is not None)
-
-
-def _placed(prompt: Prompt, completion: Completion) -> set[str | None]:
-    """Tags of the segments that were injected, or hit because an earlier prompt had injected them."""
-    if completion.refused is None:
-        return {segment.tag for segment in prompt.composition}
-    placed, end = set(), 0
-    for segment in prompt.composition:
-        end += len(segment.ids)
-        if end > completion.injected_tokens:
-            break
-        placed.add(segment.tag)
-    return placed
+def _of_scope(results: Sequence[Result], scope: Scope) -> Sequence[Result]:
+    """`results`, all of which must carry every id of `scope`: an app may hand in what it found for somebody else."""
+    if results:
+        checked_scope(scope.ids)
+    for result in results:
+        if not scope.covers(Scope.of(payload_of(result))):
+            raise ValueError(
+                f"memory {result.get('id')!r} is not of {scope.key}: pass what `search` found for the same ids"
+            )
+    return results

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferscale_memory.engine.base import Completion
-from inferscale_memory.prompt import Prompt
+from inferscale_memory.memory.calling import Calling
+from inferscale_memory.prompt import Prompt, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Prepared:
         dropped: those that did not fit, most relevant first.
         search_s: seconds for retrieval.
         compose_s: seconds for building the prompt.
+        calling: the tools of the question, if it has any.
     """
 
     prompt: Prompt
@@ -42,6 +44,7 @@ class Prepared:
     dropped: tuple[Recalled, ...]
     search_s: float
     compose_s: float
+    calling: Calling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,11 @@ class Reply:
     """An answer.
 
     Attributes:
-        text: what the model said.
+        text: what the model said, without its tool calls.
         memories: those in the prompt, most relevant first.
         dropped: those that were recalled and did not fit into the context.
-        completion: what the engine reports: token counts, finish reason.
+        completion: what the engine reports: its whole answer, token counts, finish reason.
+        tool_calls: the tools it asks for.
     """
 
     text: str
@@ -69,6 +73,7 @@ class Reply:
     dropped: tuple[Recalled, ...]
     completion: Completion
     timings: Timings
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

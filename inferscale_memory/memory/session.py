@@ -65,7 +65,7 @@ class Conversation:
     async def _chat(self, text: str, options: SamplingOptions | None, inject: bool) -> Reply:
         called, options = perf_counter(), options or SamplingOptions()
         prepared = await self._prepare(text, options)
-        reply = await self._core.recall.answer(self._wait, prepared, options, inject=inject, called=called)
+        reply = await self._core.answers.answer(self._wait, prepared, options, inject=inject, called=called)
         await self._wait.call(self._remember, text, prepared, reply)
         return reply
 
@@ -144,7 +144,7 @@ class ChatSession(Conversation):
     def _remembering(
         self, text: str, prepared: Prepared, options: SamplingOptions, inject: bool, called: float
     ) -> Iterator[ReplyChunk]:
-        for chunk in self._core.recall.stream(prepared, options, inject=inject, called=called):
+        for chunk in self._core.answers.stream(prepared, options, inject=inject, called=called):
             if chunk.reply is not None:
                 self._remember(text, prepared, chunk.reply)
             yield chunk
@@ -163,7 +163,7 @@ class AsyncChatSession(Conversation):
         """See `ChatSession.stream`; for `async for`. Nothing happens before the first piece is asked for."""
         called, options = perf_counter(), options or SamplingOptions()
         prepared = await self._prepare(text, options)
-        async for chunk in self._core.recall.astream(prepared, options, inject=inject, called=called):
+        async for chunk in self._core.answers.astream(prepared, options, inject=inject, called=called):
             if chunk.reply is not None:
                 await self._wait.call(self._remember, text, prepared, chunk.reply)
             yield chunk

@@ -3,6 +3,7 @@
 It knows nobody: no engine, no store, no memory. What it is told of those arrives as ids, keys and numbers.
 """
 
+from inferscale_memory.prompt.calls import CallReader, Said, ToolCall
 from inferscale_memory.prompt.compose import Composed, Fact, compose
 from inferscale_memory.prompt.line import fact_line
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
@@ -17,6 +18,7 @@ from inferscale_memory.prompt.windows import (
 
 __all__ = [
     "PUBLIC_OWNER",
+    "CallReader",
     "Composed",
     "EncodePlan",
     "Fact",
@@ -24,7 +26,9 @@ __all__ = [
     "Message",
     "Prompt",
     "PromptTemplate",
+    "Said",
     "Segment",
+    "ToolCall",
     "Turn",
     "compose",
     "fact_line",

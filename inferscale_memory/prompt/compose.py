@@ -30,6 +30,15 @@ class Fact:
     score: float = 0.0
 
 
+def check_fits(tokens: int, max_tokens: int) -> None:
+    """Raises PromptError when a conversation of so many tokens is longer than the room there is."""
+    if tokens > max_tokens:
+        raise PromptError(
+            f"The conversation has {tokens} tokens and there is room for {max_tokens}: send fewer or shorter "
+            "messages, ask for a shorter answer, or start the engine with a larger max_model_len."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Composed:
     """A prompt, and the facts that did not fit into it, in the order given."""
@@ -65,11 +74,7 @@ def compose(
         PromptError: the conversation does not fit even without facts.
     """
     fixed = len(frame.preamble) + len(frame.suffix)
-    if fixed > max_tokens:
-        raise PromptError(
-            f"The conversation has {fixed} tokens and there is room for {max_tokens}: send fewer or shorter "
-            "messages, ask for a shorter answer, or start the engine with a larger max_model_len."
-        )
+    check_fits(fixed, max_tokens)
     room = max_tokens - fixed
     possible = [index for index, fact in enumerate(facts) if len(fact.ids) <= room]
     ranked = sorted(possible, key=lambda index: facts[index].score)  # least relevant first; stable

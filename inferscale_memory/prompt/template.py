@@ -11,10 +11,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from inferscale_memory.errors import PromptError
 from inferscale_memory.prompt.control import ControlTokens
+from inferscale_memory.prompt.tools import introduction, read_tools, spelled_out, with_read_arguments
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
 DEFAULT_HEADING = "You remember the following from earlier conversations:\n"
@@ -24,7 +26,6 @@ Message = Mapping[str, Any]
 template reads."""
 
 BASE_MODEL_TEMPLATE = (
-    "{% if tools %}{{ raise_exception('a model without a chat template cannot call tools') }}{% endif %}"
     "{% for message in messages %}"
     "{% if message.role == 'system' %}{{ message.content }}\n\n"
     "{% else %}{{ message.role | capitalize }}: {{ message.content or '' }}\n{% endif %}"
@@ -55,7 +56,8 @@ class Frame:
             writes them first). Never a word of the conversation.
         suffix: everything behind the last fact: rest of the system turn, tools, history, question, and the
             opening of the answer.
-        system: the app's own system text; None when it brought none and the default stands there.
+        system: the app's own text in front: its system text, or the default one with its tools; None when it brought
+            neither.
     """
 
     preamble: tuple[int, ...]
@@ -105,18 +107,19 @@ class PromptTemplate:
 
         Args:
             messages: ends with a question of the user, or with the result of a tool.
-            tools: JSON schemas or functions, handed to the chat template.
+            tools: as chat APIs take them. A chat template that knows nothing of tools gets them, their calls and
+                results as words.
 
         Raises:
             PromptError: an empty conversation or question, a last message nobody answers, content that is not
-                text, or messages the chat template refuses.
+                text, tools that are none, or messages the chat template refuses.
         """
         return self._split(messages, tools, {})
 
     def behind_system(self, messages: Sequence[Message]) -> Frame:
         """The conversation, open where the app's system text ends and the first word of anybody stands. Nothing
         is put there; what stands before it is the same in every conversation under that system text."""
-        system, rest = self._read(messages)
+        system, rest, _ = self._read(messages, None)
         text = self._default_system if system is None else system
         mark = _mark(repr((text, rest)))
         marked = [{**rest[0], "content": f"{mark}{rest[0]['content'] or ''}"}, *rest[1:]]
@@ -125,7 +128,7 @@ class PromptTemplate:
 
     def plain(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> tuple[int, ...]:
         """The same conversation without heading and facts: for a user of whom nothing is remembered."""
-        system, rest = self._read(messages)
+        system, rest, tools = self._read(messages, tools)
         text = self._default_system if system is None else system
         placed = self._place(text, rest, gap="\n\n", tools=tools) if text else rest
         return self._begun(self._ids(self._render(placed, tools, {})))
@@ -145,12 +148,12 @@ class PromptTemplate:
     def _split(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, variables: Mapping[str, Any]
     ) -> Frame:
-        system, rest = self._read(messages)
+        system, rest, tools = self._read(messages, tools)
         text = self._default_system if system is None else system
         mark = _mark(repr((text, self._heading, rest, tools)))
         memory = f"{text}\n\n{self._heading}{mark}" if text else f"{self._heading}{mark}"
         placed = self._place(memory, rest, gap="\n", tools=tools)
-        return self._cut(placed, mark, system, tools, variables)
+        return self._cut(placed, mark, text if tools else system, tools, variables)
 
     def _cut(
         self,
@@ -169,11 +172,15 @@ class PromptTemplate:
             )
         return Frame(self._begun(self._ids(halves[0])), self._ids(halves[1]), system)
 
-    def _read(self, messages: Sequence[Message]) -> tuple[str | None, list[dict[str, Any]]]:
-        """The app's system text, if any, and the conversation behind it: plain strings, checked, defused."""
+    def _read(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> tuple[str | None, list[dict[str, Any]], list[dict[str, Any]]]:
+        """The app's system text, if any, the conversation behind it (plain strings, checked, defused), and the
+        tools that the template is to write."""
         if not messages:
             raise PromptError("The conversation is empty: pass at least one message of role 'user'.")
-        read = [_flat(message) for message in messages]
+        offered = read_tools(tools)
+        read = [with_read_arguments(_flat(message)) for message in messages]
         opening = 0
         while opening < len(read) and read[opening]["role"] in _SYSTEM_ROLES:
             opening += 1
@@ -189,7 +196,13 @@ class PromptTemplate:
         for message in rest:
             if message["role"] not in (*_SYSTEM_ROLES, "assistant"):
                 message["content"] = self._control.defuse(message["content"])
-        return system, rest
+        if not self._writes_tools:
+            rest = [spelled_out(message) for message in rest]
+            if offered:
+                said = self._default_system if system is None else system
+                system = "\n\n".join([*([said] if said else []), introduction(offered)])
+            offered = []
+        return system, rest, offered
 
     def _place(
         self, text: str, rest: list[dict[str, Any]], *, gap: str, tools: Sequence[Any] | None
@@ -216,6 +229,15 @@ class PromptTemplate:
             before, found, _ = rendered.partition(system)
             self._system_first[tools] = bool(found) and not any(text in before for text in said)
         return self._system_first[tools]
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        """Whether the chat template knows of tools."""
+        probe = [{"role": "user", "content": "?"}]
+        try:
+            return self._render(probe, [_PROBE_TOOL], {}) != self._render(probe, None, {})
+        except PromptError:
+            return False
 
     def _render(
         self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, variables: Mapping[str, Any]

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from inferscale_memory.connector import secret
+from inferscale_memory.coroutines import run
 from inferscale_memory.engine.base import Completion, EncodeRequest, Engine, SamplingOptions, Span
 from inferscale_memory.engine.fingerprint import model_fingerprint
 from inferscale_memory.engine.remote import RemoteEngine
@@ -134,6 +136,11 @@ def test_a_stream_tells_what_was_injected_when_it_ends(engine: RemoteEngine) -> 
     assert last.completion.token_ids == whole.token_ids
 
 
+def test_a_stream_of_which_nothing_is_known_any_more_claims_nothing(engine: RemoteEngine) -> None:
+    reply = run(engine._met()._outcome("alice", "a receipt of nobody's"))
+    assert reply == {"refused": "the server cannot say what became of the blobs"}
+
+
 def test_a_stream_of_text_and_one_with_a_blob_that_is_gone(engine: RemoteEngine) -> None:
     prompt = remember(engine, "alice", seed=4)
     key = prompt.segments[2].key
@@ -203,6 +210,18 @@ def test_sampling_options_are_those_of_all_engines(engine: RemoteEngine) -> None
     assert free.text.startswith(stopped.text)
     assert stopped.finish_reason == "stop"
     assert free.finish_reason == "length"
+
+
+def test_special_tokens_are_shown_when_they_are_asked_for(engine: RemoteEngine) -> None:
+    prompt = Prompt("alice", (Segment(words(30, 7)),))
+    shown = SamplingOptions(max_tokens=300, temperature=1.0, seed=1, ignore_eos=True, special_tokens=True)
+    with_them = engine.generate(prompt, shown)
+    without = engine.generate(prompt, replace(shown, special_tokens=False))
+    special = [token for token in with_them.token_ids if token < 4]
+    assert special
+    assert with_them.token_ids == without.token_ids
+    assert with_them.text.count("<|") == len(special)
+    assert "<|" not in without.text
 
 
 def test_json_of_a_schema_beside_injected_facts(engine: RemoteEngine) -> None:

@@ -478,9 +478,51 @@ def test_a_template_that_is_not_jinja_is_refused_at_once() -> None:
         PromptTemplate(build_tokenizer("{% for %}"))
 
 
-def test_a_base_model_refuses_tools() -> None:
-    with pytest.raises(PromptError, match="cannot call tools"):
-        PromptTemplate(tokenizer_of(None)).split([QUESTION], tools=[WEATHER])
+@pytest.mark.parametrize("chat_template", [None, CHATML_WITH_DEFAULT])
+def test_a_template_that_knows_no_tools_gets_them_as_words(chat_template: str | None) -> None:
+    call = {"function": {"name": "weather", "arguments": '{"city": "Porto"}'}}
+    messages = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Rain."},
+    ]
+    tokenizer = tokenizer_of(chat_template)
+    before, behind = halves(tokenizer, messages, [WEATHER])
+    assert before.index("helpful assistant") < before.index('"name": "weather"') < before.index("<tool_call>")
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Porto"}}\n</tool_call>' in behind
+    assert "<tool_response>\nRain.\n</tool_response>" in behind
+    assert '"name": "weather"' in tokenizer.decode(PromptTemplate(tokenizer).plain(messages, tools=[WEATHER]))
+
+
+def test_tools_stand_in_nobody_elses_preamble() -> None:
+    """The app's own words may name a user: what holds them is not of the public owner."""
+    for chat_template in (None, CHATML_WITH_DEFAULT, LLAMA3_TOOLS_BEFORE_SYSTEM):
+        template = PromptTemplate(tokenizer_of(chat_template))
+        assert template.split([QUESTION]).system is None
+        assert template.split([QUESTION], tools=[WEATHER]).system is not None
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        (["weather"], "Not a tool"),
+        ([{"function": {"description": "no name"}}], "Not a tool"),
+        ([WEATHER, WEATHER], "Two tools are called 'weather'"),
+        ([{"name": "weather", "parameters": {"type": "string"}}], "no JSON schema of an object"),
+    ],
+)
+def test_what_is_no_tool_is_refused(tools: list[Any], why: str) -> None:
+    with pytest.raises(PromptError, match=why):
+        PromptTemplate(tokenizer_of(None)).split([QUESTION], tools=tools)
+
+
+@pytest.mark.parametrize(
+    "call", ["weather", {"function": {}}, {"function": {"name": "weather", "arguments": "{"}}]
+)
+def test_what_is_no_tool_call_is_refused(call: Any) -> None:
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with pytest.raises(PromptError, match=r"Not a tool call|no JSON object"):
+        PromptTemplate(tokenizer_of(None)).split([QUESTION, said, QUESTION])
 
 
 @pytest.mark.parametrize("heading", ["", " \n"])

@@ -1,0 +1,134 @@
+"""From a prepared question to a reply: the engine's answer, whole or piece by piece, with what became of its memories.
+
+It must never call a memory injected that was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
+from inferscale_memory.memory.at_hand import AtHand
+from inferscale_memory.memory.calling import Calling
+from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk, Timings
+from inferscale_memory.memory.scope import fact_tag
+from inferscale_memory.memory.waiting import Waiting
+from inferscale_memory.prompt import Prompt, Said
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question on its way to the engine, `before_s` seconds after the user's call came in."""
+
+    prepared: Prepared
+    options: SamplingOptions
+    inject: bool
+    before_s: float
+
+    @classmethod
+    def now(cls, prepared: Prepared, options: SamplingOptions, inject: bool, called: float) -> _Asked:
+        calling = prepared.calling
+        options = options if calling is None else calling.options(options)
+        return cls(prepared, options, inject, perf_counter() - called)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.prepared.prompt if self.inject else self.prepared.prompt.as_text()
+
+
+class Answers:
+    """Asks the engine."""
+
+    def __init__(self, engine: LazyEngine, at_hand: AtHand) -> None:
+        self._engine = engine
+        self._at_hand = at_hand
+
+    async def answer(
+        self, wait: Waiting, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> Reply:
+        """The engine's answer. `called`: when the user's call came in, by `perf_counter`."""
+        asked = _Asked.now(prepared, options, inject, called)
+        engine = await wait.call(self._engine.get)
+        return self._reply(asked, await wait.generate(engine, asked.prompt, asked.options))
+
+    def stream(
+        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> Iterator[ReplyChunk]:
+        """The same, piece by piece."""
+        asked = _Asked.now(prepared, options, inject, called)
+        words = _Words(prepared.calling)
+        for chunk in self._engine.get().stream(asked.prompt, asked.options):
+            yield self._piece(asked, chunk, words)
+
+    async def astream(
+        self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
+    ) -> AsyncIterator[ReplyChunk]:
+        """The same for `async for`."""
+        asked = _Asked.now(prepared, options, inject, called)
+        words = _Words(prepared.calling)
+        engine = await asyncio.to_thread(self._engine.get)
+        async for chunk in engine.astream(asked.prompt, asked.options):
+            yield self._piece(asked, chunk, words)
+
+    def _piece(self, asked: _Asked, chunk: Chunk, words: _Words) -> ReplyChunk:
+        text = words.push(chunk.text)
+        if chunk.completion is None:
+            return ReplyChunk(text)
+        reply = self._reply(asked, chunk.completion)
+        return ReplyChunk(text + words.rest(reply.text), reply)
+
+    def _reply(self, asked: _Asked, completion: Completion) -> Reply:
+        prepared, inject = asked.prepared, asked.inject
+        if inject and completion.refused is not None:
+            self._doubt(prepared.prompt)
+        placed = _placed(prepared.prompt, completion) if inject else set()
+        memories = tuple(
+            replace(memory, injected=memory.injected and fact_tag(prepared.prompt.owner, memory.id) in placed)
+            for memory in prepared.memories
+        )
+        timings = Timings(prepared.search_s, prepared.compose_s, asked.before_s + completion.ttft_s)
+        said = Said(completion.text) if prepared.calling is None else prepared.calling.said(completion.text)
+        return Reply(said.text, memories, prepared.dropped, completion, timings, said.calls)
+
+    def _doubt(self, prompt: Prompt) -> None:
+        """The engine has lost some of these blobs: ask it about them when they are next recalled."""
+        self._at_hand.drop(segment.key for segment in prompt.composition if segment.key is not None)
+
+
+class _Words:
+    """The words of a streamed answer; what may become a tool call is held back."""
+
+    def __init__(self, calling: Calling | None) -> None:
+        self._calling = calling
+        self._text = ""
+        self._sent = 0
+
+    def push(self, piece: str) -> str:
+        """What one more piece of the answer makes certain."""
+        if self._calling is None:
+            return piece
+        self._text += piece
+        certain = self._text[self._sent : self._calling.certain(self._text)]
+        self._sent += len(certain)
+        return certain
+
+    def rest(self, text: str) -> str:
+        """What is still to be said of `text`, the words of the whole answer."""
+        return "" if self._calling is None else text[self._sent :]
+
+
+def _placed(prompt: Prompt, completion: Completion) -> set[str | None]:
+    """Tags of the segments that were injected, or hit because an earlier prompt had injected them."""
+    if completion.refused is None:
+        return {segment.tag for segment in prompt.composition}
+    placed, end = set(), 0
+    for segment in prompt.composition:
+        end += len(segment.ids)
+        if end > completion.injected_tokens:
+            break
+        placed.add(segment.tag)
+    return placed

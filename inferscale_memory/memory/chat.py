@@ -1,0 +1,310 @@
+"""An engine that answers conversations, with a memory behind it or without: what a framework's chat model stands on.
+
+A framework calls its parts from threads and from coroutines, over whichever memory it was given. So both ways of
+calling are here for both faces: each body is written once, over a `Waiting`, and asks the memory in its own way.
+It must never bring a memory into a prompt that was not asked for by an id of its scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from time import perf_counter
+from typing import Any
+
+from inferscale_memory.engine.base import DEFAULT_OPTIONS, Engine, SamplingOptions
+from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.memory import operations
+from inferscale_memory.memory.answers import Answers
+from inferscale_memory.memory.at_hand import AtHand
+from inferscale_memory.memory.calling import Calling
+from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.entities import MOST, rows_of
+from inferscale_memory.memory.face import Face
+from inferscale_memory.memory.operations import Filters, Ids
+from inferscale_memory.memory.recall import Messages, Result, checked_scope, conversation, question
+from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
+from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.waiting import Direct, Threads, Waiting, run
+from inferscale_memory.memory.words import is_expired
+from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
+from inferscale_memory.prompt.compose import check_fits
+from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
+
+_HERE, _THREADS = Direct(), Threads()
+
+
+class Chat:
+    """Conversations with one engine. Every method has an async twin, whose name begins with `a`.
+
+    A turn is `recall`, `prepare`, then `answer` or `stream`; `remember` writes it down. Nothing starts before it is
+    needed.
+    """
+
+    def __init__(self, engine: Engine | Mapping[str, Any] | None = None, memory: Any = None) -> None:
+        """
+        Args:
+            engine: as `Memory` takes it. Not together with `memory`, which has one.
+            memory: a `Memory` or `AsyncMemory`, open; it stays the caller's.
+
+        Raises:
+            ConfigurationError: both, or a memory that is not of this library.
+        """
+        if memory is not None and not isinstance(memory, Face):
+            raise ConfigurationError(
+                f"memory is a {type(memory).__module__}.{type(memory).__name__}: pass a Memory or AsyncMemory of "
+                "inferscale_memory, which take mem0's configuration as it is"
+            )
+        if memory is not None and engine is not None:
+            raise ConfigurationError(
+                "a memory has an engine of its own: leave `engine` out, and give it to the memory, as in "
+                "Memory.from_config({'engine': engine})"
+            )
+        self.memory: Any = memory
+        self._own = LazyEngine(
+            engine, chosen=True, eager=True, heading=DEFAULT_HEADING, default_system=DEFAULT_SYSTEM
+        )
+        self._answers = Answers(self._own, AtHand())
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; started now if it was not, which blocks until it serves."""
+        return self._engine.get()
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The model's chat template, with a place for memories."""
+        return self._engine.template
+
+    @property
+    def default_k(self) -> int:
+        """How many memories a question recalls unless it says so; 0 without a memory."""
+        return 0 if self.memory is None else operations.behind(self.memory).injection.k
+
+    @property
+    def _engine(self) -> LazyEngine:
+        return self._own if self.memory is None else operations.behind(self.memory).engine
+
+    def close(self) -> None:
+        """End the engine, if this object made it."""
+        self._own.close()
+
+    # -- a turn ----------------------------------------------------------------------------------------------
+
+    def recall(
+        self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
+    ) -> list[dict[str, Any]]:
+        """The k memories of a scope that are nearest to the question that `messages` end with, as mem0's `search`
+        returns them, best first, each with its score.
+
+        Raises:
+            ValueError: no scope, as mem0's `search` says it.
+            PromptError: an empty question.
+        """
+        return run(self._recall(_HERE, messages, ids, k, filters))
+
+    async def arecall(
+        self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
+    ) -> list[dict[str, Any]]:
+        """See `recall`."""
+        return await self._recall(_THREADS, messages, ids, k, filters)
+
+    def prepare(
+        self,
+        messages: Messages,
+        ids: Ids,
+        memories: Sequence[Result] = (),
+        *,
+        max_tokens: int = 256,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
+        search_s: float = 0.0,
+    ) -> Prepared:
+        """The prompt of `messages` with `memories`, which `recall` gave; see `Memory.chat` for the rest.
+
+        Args:
+            search_s: seconds that recalling took, to be counted in the reply's timings.
+
+        Raises:
+            PromptError: an empty question, messages that do not fit, tools that are none.
+            ValueError: a memory of another scope.
+        """
+        work = self._prepare(_HERE, messages, ids, memories, max_tokens, tools, tool_choice, search_s)
+        return run(work)
+
+    async def aprepare(
+        self,
+        messages: Messages,
+        ids: Ids,
+        memories: Sequence[Result] = (),
+        *,
+        max_tokens: int = 256,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | None = None,
+        search_s: float = 0.0,
+    ) -> Prepared:
+        """See `prepare`."""
+        return await self._prepare(
+            _THREADS, messages, ids, memories, max_tokens, tools, tool_choice, search_s
+        )
+
+    def answer(
+        self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
+    ) -> Reply:
+        """The engine's answer. With `inject=False` the very same prompt is prefilled as text."""
+        return run(self._asks.answer(_HERE, prepared, options, inject=inject, called=_called(prepared)))
+
+    async def aanswer(
+        self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
+    ) -> Reply:
+        """See `answer`."""
+        return await self._asks.answer(_THREADS, prepared, options, inject=inject, called=_called(prepared))
+
+    def stream(
+        self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
+    ) -> Iterator[ReplyChunk]:
+        """The same, piece by piece; the last piece carries the reply. What may become a tool call is held back."""
+        return self._asks.stream(prepared, options, inject=inject, called=_called(prepared))
+
+    def astream(
+        self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
+    ) -> AsyncIterator[ReplyChunk]:
+        """See `stream`; for `async for`."""
+        return self._asks.astream(prepared, options, inject=inject, called=_called(prepared))
+
+    def remember(self, messages: Messages, ids: Ids, **options: Any) -> Any:
+        """The memory's `add`: what was said becomes facts. Raises ConfigurationError without a memory."""
+        return run(self._remember(_HERE, messages, ids, options))
+
+    async def aremember(self, messages: Messages, ids: Ids, **options: Any) -> Any:
+        """See `remember`."""
+        return await self._remember(_THREADS, messages, ids, options)
+
+    def version(self, ids: Ids) -> str:
+        """A digest of all that a question of this scope could recall now: what a cache of answers must know them
+        by. It reads every fact of the scope."""
+        return run(self._version(_HERE, ids))
+
+    async def aversion(self, ids: Ids) -> str:
+        """See `version`."""
+        return await self._version(_THREADS, ids)
+
+    # -- the bodies ------------------------------------------------------------------------------------------
+
+    async def _recall(
+        self, wait: Waiting, messages: Messages, ids: Ids, k: int | None, filters: Filters | None
+    ) -> list[dict[str, Any]]:
+        text = question(conversation(messages))
+        memory = self._with_memory()
+        k = self.default_k if k is None else k
+        if k < 1:
+            checked_scope(ids)
+            return []
+        found = await _ask(
+            wait, memory, lambda: operations.search(memory._kind, memory, text, ids, k, filters)
+        )
+        return list(found)
+
+    async def _prepare(
+        self,
+        wait: Waiting,
+        messages: Messages,
+        ids: Ids,
+        memories: Sequence[Result],
+        max_tokens: int,
+        tools: Sequence[Any] | None,
+        tool_choice: str | None,
+        search_s: float,
+    ) -> Prepared:
+        if self.memory is None:
+            if memories:
+                raise ConfigurationError(
+                    "there is no memory to take these memories from: pass one as `memory`"
+                )
+            return await wait.call(self._plain, messages, ids, max_tokens, tools, tool_choice)
+        core = operations.behind(self.memory)
+        return await wait.call(
+            core.recall.prepare,
+            conversation(messages),
+            memories,
+            Scope.of(ids),
+            max_tokens=max_tokens,
+            search_s=search_s,
+            tools=tools,
+            tool_choice=tool_choice,
+        )
+
+    def _plain(
+        self,
+        messages: Messages,
+        ids: Ids,
+        max_tokens: int,
+        tools: Sequence[Any] | None,
+        tool_choice: str | None,
+    ) -> Prepared:
+        """A prompt of the conversation alone."""
+        started = perf_counter()
+        engine, template = self._own.get(), self._own.template
+        calling = Calling.read(engine, tools, tool_choice)
+        written = template.plain(conversation(messages), tools=None if calling is None else calling.tools)
+        check_fits(len(written), engine.max_model_len - max_tokens)
+        prompt = Prompt(Scope.of(ids).owner or PUBLIC_OWNER, (Segment(written),))
+        return Prepared(prompt, (), (), 0.0, perf_counter() - started, calling)
+
+    async def _remember(self, wait: Waiting, messages: Messages, ids: Ids, options: Mapping[str, Any]) -> Any:
+        memory = self._with_memory()
+        said = [dict(message) for message in conversation(messages)]
+        named = {name: value for name, value in ids.items() if value is not None}
+        return await _ask(wait, memory, lambda: _awaited(memory.add(said, **named, **options)))
+
+    async def _version(self, wait: Waiting, ids: Ids) -> str:
+        memory = self._with_memory()
+        return await wait.call(_digest, memory.vector_store, checked_scope(ids))
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _asks(self) -> Answers:
+        return self._answers if self.memory is None else operations.behind(self.memory).answers
+
+    def _with_memory(self) -> Any:
+        if self.memory is None:
+            raise ConfigurationError("there is no memory behind this: pass one as `memory`")
+        return self.memory
+
+
+def _called(prepared: Prepared) -> float:
+    """When the turn began, had nothing happened since its prompt was made."""
+    return perf_counter() - prepared.search_s - prepared.compose_s
+
+
+async def _ask(wait: Waiting, memory: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+    """What `work`, a coroutine of the memory's own face, returns."""
+    if isinstance(memory._kind.wait, Direct):
+        return await wait.call(lambda: run(work()))  # type: ignore[arg-type]
+    if isinstance(wait, Threads):
+        return await work()
+    with ThreadPoolExecutor(1) as apart:  # this thread may have a loop that runs
+
+        async def whole() -> Any:
+            return await work()
+
+        return apart.submit(asyncio.run, whole()).result()
+
+
+async def _awaited(result: Any) -> Any:
+    """A sync face has its result already."""
+    return await result if isinstance(result, Awaitable) else result
+
+
+def _digest(store: Any, scope: Scope) -> str:
+    rows = []
+    for row in rows_of(store.list(filters=scope.ids, top_k=MOST)):
+        payload = row.payload or {}
+        if not is_expired(payload):
+            rows.append(f"{row.id}\0{payload.get('data')}\0{payload.get('updated_at')}")
+    return blake2b("\1".join(sorted(rows)).encode(), digest_size=16).hexdigest()
