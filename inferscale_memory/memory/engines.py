@@ -50,7 +50,7 @@ class LazyEngine:
             provider = self._options.get("provider")
             if provider is not None and provider not in PROVIDERS:
                 raise ConfigurationError(
-                    f"engine provider {provider!r} is unknown: use {', '.join(PROVIDERS)}, or an Engine"
+                    f"engine provider {provider!r} is unknown: use {' or '.join(PROVIDERS)}, or an Engine"
                 )
             if provider == "remote":
                 # Its blobs outlive this process: to forget must reach them before anything was recalled. Making it

