@@ -8,9 +8,13 @@ is a `Refusal`, never an exception.
     {"inferscale": {"op": ..., "owner": o, "token": t, ...}} with, by op:
 
     encode   "spans": [[start, stop], ...], "mentions": [[tag, position], ...]
-    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, position], ...]
+    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, position], ...], "receipt": r
     probe    "keys": [key, ...]
     forget   "keys": [key, ...], "tags": [tag, ...]
+    outcome  "receipt": r
+
+A streamed answer over HTTP has no place for the connector's reply. So an inject may carry a receipt, a name that its
+client makes up for it, under which the same owner can ask once, when the stream has ended, what became of it.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ NAME = "inferscale"
 MAX_ITEMS = 65_536
 """Most segments, spans, keys, tags or mentions in one request."""
 MAX_TEXT = 512
-"""Most characters in an owner, key, tag, nonce or token."""
+"""Most characters in an owner, key, tag, nonce, receipt or token."""
 MAX_POSITION = 2**31
 
 Mention = tuple[str, int]
@@ -45,12 +49,14 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """The prompt begins with these blobs, (key, tokens) each, in this order."""
+    """The prompt begins with these blobs, (key, tokens) each, in this order. With a `receipt`, what became of it can
+    be asked afterwards."""
 
     owner: str
     segments: tuple[tuple[str, int], ...]
     nonce: str = ""
     mentions: tuple[Mention, ...] = ()
+    receipt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +78,21 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the inject of this owner that carried this receipt? It is told once."""
+
+    owner: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """The request is served as text, and told why."""
 
     reason: str
 
 
-Ask = Encode | Inject | Probe | Forget
+Ask = Encode | Inject | Probe | Forget | Outcome
 
 
 # -- owner tokens and salts -------------------------------------------------------------------------------------------
@@ -146,10 +160,14 @@ def params(ask: Ask, secret: bytes) -> dict[str, Any]:
         case Inject():
             body |= {"segments": [list(s) for s in ask.segments], "nonce": ask.nonce}
             body |= {"mentions": [list(m) for m in ask.mentions]}
+            if ask.receipt:
+                body["receipt"] = ask.receipt
         case Probe():
             body |= {"keys": list(ask.keys)}
         case Forget():
             body |= {"keys": list(ask.keys), "tags": list(ask.tags)}
+        case Outcome():
+            body |= {"receipt": ask.receipt}
     return {NAME: body}
 
 
@@ -184,13 +202,17 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
         case "encode":
             return Encode(owner, _spans(body), _mentions(body))
         case "inject":
-            return Inject(owner, _segments(body), _text(body, "nonce"), _mentions(body))
+            return Inject(
+                owner, _segments(body), _text(body, "nonce"), _mentions(body), _text(body, "receipt")
+            )
         case "probe":
             return Probe(owner, _texts(body, "keys"))
         case "forget":
             return Forget(owner, _texts(body, "keys"), _texts(body, "tags"))
+        case "outcome":
+            return Outcome(owner, _text(body, "receipt"))
         case _:
-            raise _MalformedError("'op' must be encode, inject, probe or forget")
+            raise _MalformedError("'op' must be encode, inject, probe, forget or outcome")
 
 
 def _text(body: dict[str, Any], name: str) -> str:

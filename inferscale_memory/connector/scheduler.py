@@ -19,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
-from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe, Refusal
+from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe, Refusal
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
 from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.key import blob_key, digest_ids
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
 """vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
+MAX_OUTCOMES = 1024
+"""Most outcomes kept for clients that have not asked yet: a client asks when its stream has ended, or never."""
 
 
 @dataclass(slots=True)
@@ -129,6 +132,7 @@ class SchedulerSide:
         self._planned: list[Load] = []
         self._residency: Residency | None = None
         self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
+        self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
         self._loading: dict[
             str, _Injection
         ] = {}  # until their workers report: the request may have ended before
@@ -242,6 +246,7 @@ class SchedulerSide:
                     "refused": injection.refused,
                     "missing": list(injection.missing),
                 }
+                self._remember(injection.ask, reply)
             case _Answer(reply):
                 if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
                     reply["unsupported"] = self._unsupported
@@ -265,6 +270,8 @@ class SchedulerSide:
                 )
             case Forget():
                 return _Answer({"dropped": self._forget(ask)})
+            case Outcome():
+                return _Answer({"outcome": self._outcomes.pop((ask.owner, ask.receipt), None)})
             case Encode():
                 return self._admit_encode(request, ask)
             case Inject():
@@ -300,6 +307,13 @@ class SchedulerSide:
         if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
             problem = "the composition is longer than the prompt"
         return _Injection(ask, request, refused=problem, barred=problem is not None)
+
+    def _remember(self, ask: Inject, reply: dict[str, Any]) -> None:
+        """Keep the reply for a client that will ask for it: one whose answer is streamed."""
+        if ask.receipt:
+            self._outcomes[ask.owner, ask.receipt] = reply
+            while len(self._outcomes) > MAX_OUTCOMES:
+                self._outcomes.popitem(last=False)
 
     def _usable(self, owner: str, key: str) -> Entry | None:
         entry = self._store.get(key)

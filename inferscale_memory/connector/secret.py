@@ -15,8 +15,17 @@ VARIABLE = "INFERSCALE_SECRET"
 
 def from_environment() -> bytes:
     """The secret of this process, 32 bytes; empty when none is set."""
+    return _digest(os.environ.get(VARIABLE, ""))
+
+
+def known(home: Path) -> bytes:
+    """The secret of this process; when none is set, the one kept under `home`, which is not made. Empty when there is
+    neither. For a client: a secret made up here would be no server's."""
     text = os.environ.get(VARIABLE, "")
-    return blake2b(text.encode(), digest_size=32).digest() if text else b""
+    path = home / "secret"
+    if not text and path.is_file():
+        text = path.read_text().strip()
+    return _digest(text)
 
 
 def ensure(home: Path) -> bytes:
@@ -24,6 +33,10 @@ def ensure(home: Path) -> bytes:
     if not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = _kept(home / "secret")
     return from_environment()
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=32).digest() if text else b""
 
 
 def _kept(path: Path) -> str:

@@ -12,32 +12,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from inferscale_memory.connector import protocol, secret
-from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
+from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
 from inferscale_memory.engine.base import (
     DEFAULT_OPTIONS,
-    BlobRef,
     Chunk,
     Completion,
     EncodeRequest,
     EncodeResult,
     SamplingOptions,
 )
+from inferscale_memory.engine.environment import home_folder, vllm_defaults
 from inferscale_memory.engine.fingerprint import read_config
 from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
-from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
+from inferscale_memory.errors import ConfigurationError, EngineError
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-CHECK_TOKENS = 32
-"""Length of the request at start-up on which the connector proves itself."""
 
 
 class VLLMEngine:
@@ -74,7 +72,7 @@ class VLLMEngine:
             check_tool_parser(tool_parser)
         self._tool_parser = tool_parser
         self._model = Path(model)
-        self._secret = secret.ensure(_home(home))
+        self._secret = secret.ensure(home_folder(home))
         self._budgets = {"device_bytes": device_bytes, "host_bytes": host_bytes}
         self._options = {"dtype": dtype, **options}
         self._lock = threading.Lock()
@@ -208,11 +206,11 @@ class VLLMEngine:
         return server if server is not None else await asyncio.to_thread(self._started)
 
 
-class _Server:
+class _Server(Asking):
     """A running vLLM and the event loop that drives it."""
 
     def __init__(self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes) -> None:
-        self._secret = secret_
+        super().__init__(secret_)
         self._names = itertools.count()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="inferscale-vllm", daemon=True)
@@ -220,9 +218,16 @@ class _Server:
         try:
             self._llm = self.run(_start(model, options, budgets))
             config = self._llm.model_config
-            self.max_model_len: int = config.max_model_len
+            self.max_model_len = config.max_model_len
             self._vocabulary: int = config.get_vocab_size()
-            found = self.run(self._introduce())
+            self.some_token = self._vocabulary // 2
+            step = max(1, self._vocabulary // (CHECK_TOKENS + 1))
+            found = self.run(self._introduce([(1 + i) * step for i in range(CHECK_TOKENS)]))
+            if "fingerprint" not in found:
+                raise EngineError(
+                    f"the connector did not answer at start-up ({found.get('error', 'no reply')}); "
+                    "is INFERSCALE_SECRET the same for the engine and its client?"
+                )
         except Exception as error:
             self.close()
             if isinstance(error, EngineError):
@@ -230,8 +235,8 @@ class _Server:
             raise EngineError(
                 f"vLLM could not start with {model}: {error}. `inferscale doctor` checks the installation."
             ) from error
-        self.fingerprint: str = found["fingerprint"]
-        self.unsupported: str | None = found["unsupported"]
+        self.fingerprint = found["fingerprint"]
+        self.unsupported = found["unsupported"]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` on the loop and wait for it, from any other thread."""
@@ -258,46 +263,12 @@ class _Server:
 
     # -- work, on the loop --------------------------------------------------------------------------------------
 
-    async def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        return list(await asyncio.gather(*(self._encode(request) for request in requests)))
-
-    async def _encode(self, request: EncodeRequest) -> EncodeResult:
-        if self.unsupported:
-            return EncodeResult((), self.unsupported)
-        if not request.spans or len(request.ids) + 2 > self.max_model_len:
-            return EncodeResult((), f"{len(request.ids)} tokens do not fit the model's {self.max_model_len}")
-        ask = Encode(
-            request.owner, tuple((span.start, span.stop) for span in request.spans), request.mentions
-        )
-        salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner)
-        # Two tokens: the reply must follow the workers' confirmation of the step that computed the last kept token.
-        reply = await self._control(ask, list(request.ids), salt, tokens=2)
-        refs = tuple(BlobRef(key, tokens) for key, tokens in reply.get("blobs", ()))
-        error = reply.get("error") or (None if refs else "the engine gave no answer to an encode")
-        return EncodeResult(refs, error)
-
-    async def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for part in _batches(keys):
-            reply = await self._control(Probe(owner, part), [self._some_token()], self._salt(owner))
-            found.update(reply.get("at_hand", ()))
-        return found
-
-    async def forget(self, owner: str, keys: Sequence[str], tags: Sequence[str]) -> int:
-        dropped = 0
-        for part in _batches(keys) or [()]:
-            reply = await self._control(Forget(owner, part), [self._some_token()], self._salt(owner))
-            dropped += reply.get("dropped", 0)
-        for part in _batches(tags):
-            await self._control(Forget(owner, (), part), [self._some_token()], self._salt(owner))
-        return dropped
-
     async def generate(self, prompt: Prompt, options: SamplingOptions, began: float) -> Completion:
-        completion = None
+        done = None
         async for chunk in self.stream(prompt, options, began):
-            completion = chunk.completion
-        assert completion is not None, "a stream ends with its completion"
-        return completion
+            done = chunk.completion
+        assert done is not None, "a stream ends with its completion"
+        return done
 
     async def stream(
         self, prompt: Prompt, options: SamplingOptions, began: float
@@ -305,8 +276,8 @@ class _Server:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         ids = prompt.ids
-        self._check(ids, options)
-        asked, extra, salt = self._transfer(prompt)
+        self._check(ids, options, self._vocabulary)
+        asked, transfer, salt = self._transfer(prompt)
         sampling = SamplingParams(
             max_tokens=options.max_tokens,
             temperature=options.temperature,
@@ -317,7 +288,7 @@ class _Server:
             ignore_eos=options.ignore_eos,
             skip_special_tokens=not options.special_tokens,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra,
+            extra_args=_extra(transfer),
             structured_outputs=StructuredOutputsParams(json=options.schema) if options.schema else None,
         )
         text, tokens, logprobs = "", [], []
@@ -333,23 +304,18 @@ class _Server:
             if not output.finished:
                 yield Chunk(delta.text, tuple(delta.token_ids))
                 continue
-            reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
-            injected = int(reply.get("injected", 0))
-            known = output.num_cached_tokens or 0
-            completion = Completion(
+            done = completion(
                 text=text,
-                token_ids=tuple(tokens),
-                finish_reason=delta.finish_reason or "stop",
+                token_ids=tokens,
+                finish_reason=delta.finish_reason,
                 prompt_tokens=len(ids),
-                injected_tokens=injected,
-                cached_tokens=max(0, known - injected),
-                prefilled_tokens=len(ids) - max(known, injected),
+                asked=asked,
+                known=output.num_cached_tokens or 0,
+                reply=(output.kv_transfer_params or {}).get(protocol.NAME, {}),
                 ttft_s=first if first is not None else time.perf_counter() - began,
-                compose_s=float(reply.get("compose_s", 0.0)),
-                refused=_refusal(reply, asked, injected, known),
-                logprobs=tuple(logprobs) if options.logprobs is not None else None,
+                logprobs=logprobs if options.logprobs is not None else None,
             )
-            yield Chunk(delta.text, tuple(delta.token_ids), completion)
+            yield Chunk(delta.text, tuple(delta.token_ids), done)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -367,25 +333,11 @@ class _Server:
                 f"no answer can be kept within this JSON schema ({error}): pass another one"
             ) from error
 
-    def _transfer(self, prompt: Prompt) -> tuple[int, dict[str, Any] | None, str]:
-        """(tokens asked to be injected, the request's parameters, its cache salt)."""
-        composition = tuple((s.key, len(s.ids)) for s in prompt.composition if s.key is not None)
-        mentions, position = [], 0
-        for segment in prompt.segments:
-            if segment.tag is not None:
-                mentions.append((segment.tag, position))
-            position += len(segment.ids)
-        if self.unsupported or not (composition or mentions):
-            return 0, None, self._salt(prompt.owner, prompt.salt)
-        # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
-        nonce = prompt.salt if composition else f"text:{prompt.salt}"
-        ask = Inject(prompt.owner, composition, nonce, tuple(mentions))
-        salt = protocol.compose_salt(self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce)
-        asked = sum(tokens for _, tokens in composition)
-        return asked, {"kv_transfer_params": protocol.params(ask, self._secret)}, salt
+    async def _all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+        return list(await asyncio.gather(*(call() for call in calls)))
 
     async def _control(
-        self, ask: protocol.Ask, ids: list[int], salt: str, *, tokens: int = 1
+        self, ask: protocol.Ask, ids: Sequence[int], salt: str, *, tokens: int = 1
     ) -> dict[str, Any]:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -396,48 +348,14 @@ class _Server:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": protocol.params(ask, self._secret)},
+            extra_args=_extra(protocol.params(ask, self._secret)),
         )
         name = self._name(type(ask).__name__.lower())
         reply: dict[str, Any] = {}
-        async for output in self._llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, sampling, name):
+        prompt = {"prompt_token_ids": list(ids), "cache_salt": salt}
+        async for output in self._llm.generate(prompt, sampling, name):
             reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
         return reply
-
-    async def _introduce(self) -> dict[str, Any]:
-        """The first request: the connector proves itself on it and tells who it is."""
-        self.fingerprint, self.unsupported = "", None
-        step = max(1, self._vocabulary // (CHECK_TOKENS + 1))
-        ids = [(1 + i) * step for i in range(CHECK_TOKENS)]
-        reply = await self._control(Probe("start-up"), ids, self._salt("start-up"), tokens=2)
-        if "fingerprint" not in reply:
-            raise EngineError(
-                f"the connector did not answer at start-up ({reply.get('error', 'no reply')}); "
-                "is INFERSCALE_SECRET the same for the engine and its client?"
-            )
-        return reply
-
-    def _check(self, ids: Sequence[int], options: SamplingOptions) -> None:
-        if not ids:
-            raise PromptError("the prompt is empty; give at least one token")
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, the model takes {self.max_model_len} with the answer; "
-                "recall less or raise max_model_len"
-            )
-        if not all(0 <= token < self._vocabulary for token in ids):
-            raise PromptError(
-                "the prompt holds token ids outside the model's vocabulary; is it its tokenizer?"
-            )
-        if options.max_tokens < 1:
-            raise PromptError("max_tokens must be at least 1")
-
-    def _salt(self, owner: str, nonce: str = "") -> str:
-        return protocol.text_salt(self._secret, getattr(self, "fingerprint", ""), owner, nonce=nonce)
-
-    def _some_token(self) -> int:
-        return self._vocabulary // 2
 
     def _name(self, kind: str) -> str:
         return f"{kind}-{next(self._names)}"
@@ -448,14 +366,8 @@ async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
     return await anext(chunks, None)
 
 
-def _refusal(reply: dict[str, Any], asked: int, injected: int, known: int) -> str | None:
-    """Why less was injected than asked, if it was; what the prefix cache already held needs no injection."""
-    if asked <= max(injected, known) or asked - max(injected, known) == 1:
-        return None
-    reason = reply.get("refused") or reply.get("error")
-    if reason is None and reply.get("missing"):
-        reason = f"{len(reply['missing'])} blobs are not at hand"
-    return str(reason) if reason else "not all blobs fit the device tier at once"
+def _extra(transfer: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if transfer is None else {"kv_transfer_params": transfer}
 
 
 async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) -> Any:
@@ -491,16 +403,7 @@ async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) 
 
 def _environment() -> None:
     """Defaults for vLLM's processes; whatever the user set stays."""
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        # A forked core inherits the locks and thread pools of a process that has computed; a fresh one does not.
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    for name, value in defaults.items():
+    for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", **vllm_defaults()}.items():
         os.environ.setdefault(name, value)
 
 
@@ -535,11 +438,3 @@ def _progress(what: str) -> Iterator[None]:
     else:
         yield
     console.print(f"{what}: {time.perf_counter() - began:.0f} s", style="dim", highlight=False)
-
-
-def _home(home: str | Path | None) -> Path:
-    return Path(home or os.environ.get("INFERSCALE_HOME") or Path.home() / ".inferscale")
-
-
-def _batches(items: Sequence[str], size: int = 4096) -> list[tuple[str, ...]]:
-    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]

@@ -14,8 +14,10 @@ from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
-PROVIDERS = ("vllm", "transformers")
+PROVIDERS = ("vllm", "transformers", "remote")
 _IN_PROCESS = (None, "vllm", "transformers")
+"""What holds blobs ends with its process."""
+REMOTE_OPTIONS = frozenset({"base_url", "tokenizer", "model", "api_key", "home", "timeout", "tool_parser"})
 
 
 class LazyEngine:
@@ -52,6 +54,10 @@ class LazyEngine:
                 raise ConfigurationError(
                     f"engine provider {provider!r} is unknown: use {' or '.join(PROVIDERS)}, or an Engine"
                 )
+            if provider == "remote":
+                # Its blobs outlive this process: to forget must reach them before anything was recalled. Making it
+                # sends nothing.
+                self._engine = _make(self._options)
         elif callable(getattr(spec, "generate", None)) and callable(getattr(spec, "encode", None)):
             self._engine = spec
         else:
@@ -98,6 +104,8 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     options = dict(spec)
     blobs = dict(options.pop("blobs", {}))
     provider = options.pop("provider", None)
+    if provider == "remote":
+        return _remote(options, blobs)
     if provider is None:
         provider = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     model = options.pop("model", None)
@@ -119,3 +127,20 @@ def _make(spec: Mapping[str, Any]) -> Engine:
             options = {"blob_bytes": blobs["device_bytes"], **options}
         engine = TransformersEngine(model, **options)
     return engine
+
+
+def _remote(options: dict[str, Any], blobs: Mapping[str, Any]) -> Engine:
+    from inferscale_memory.engine.remote import RemoteEngine
+
+    if blobs:
+        raise ConfigurationError(
+            "blobs of a remote engine lie at its server: leave them out, and pass --device-bytes and --host-bytes to "
+            "`inferscale serve`"
+        )
+    unknown = sorted(options.keys() - REMOTE_OPTIONS)
+    if unknown or "base_url" not in options:
+        raise ConfigurationError(
+            f"a remote engine needs base_url and takes {', '.join(sorted(REMOTE_OPTIONS))}"
+            + (f": leave out {', '.join(unknown)}, or give them to `inferscale serve`" if unknown else "")
+        )
+    return RemoteEngine(**options)

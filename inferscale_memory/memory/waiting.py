@@ -8,12 +8,13 @@ and context variables must hold on both sides of every thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from inferscale_memory.coroutines import run as run  # what drives the bodies of the sync face
 from inferscale_memory.engine.base import Completion, Engine, SamplingOptions
 from inferscale_memory.prompt import Prompt
 
@@ -111,14 +112,3 @@ async def _finished(context: Context, work: Callable[..., T], *args: Any) -> T:
     if cancelled is not None:
         raise cancelled
     return result
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine over `Direct`, which never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    work.close()
-    raise RuntimeError("a body of the sync face has suspended: it awaits something that is not its Waiting's")

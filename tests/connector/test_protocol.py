@@ -20,6 +20,7 @@ from inferscale_memory.connector.protocol import (
     Encode,
     Forget,
     Inject,
+    Outcome,
     Probe,
     Refusal,
     compose_salt,
@@ -38,6 +39,8 @@ ASKS: list[Ask] = [
     Inject("alice", (("a" * 40, 17), ("b" * 40, 1)), "nonce", (("fact-2", 3),)),
     Inject("alice", (("same", 1), ("same", 1))),
     Inject("alice", ()),
+    Inject("alice", (("a" * 40, 17),), receipt="r" * 32),
+    Outcome("alice", "r" * 32),
     Probe("alice", ("a" * 40, "b" * 40)),
     Probe("alice"),
     Forget("alice", ("a" * 40,), ("fact-1", "fact-2")),
@@ -82,6 +85,7 @@ def test_the_largest_request_that_is_allowed_is_read() -> None:
 def test_nothing_that_was_left_out_is_needed() -> None:
     assert parse(body(op="inject"), SECRET) == Inject("alice", ())
     assert parse(body(op="forget"), SECRET) == Forget("alice")
+    assert parse(body(op="outcome"), SECRET) == Outcome("alice", "")
 
 
 # -- owners --------------------------------------------------------------------------------------------------

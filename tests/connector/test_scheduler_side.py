@@ -17,8 +17,8 @@ import pytest
 
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.metadata import Report
-from inferscale_memory.connector.protocol import NAME, Encode, Forget, Inject, Probe
-from inferscale_memory.connector.scheduler import NULL_BLOCK
+from inferscale_memory.connector.protocol import NAME, Encode, Forget, Inject, Outcome, Probe
+from inferscale_memory.connector.scheduler import MAX_OUTCOMES, NULL_BLOCK
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 from tests.connector.simulation import Ids, Simulation, answer, prefill
 
@@ -287,6 +287,39 @@ def test_an_encode_preempted_midway_is_caught_whole(folder: Path, runner: str, a
 
 
 # -- injecting ---
+
+
+def test_what_became_of_a_request_with_a_receipt_is_told_once_and_to_its_owner(sim: Simulation) -> None:
+    segments = chain(sim, "alice", A, B)
+    reply, _ = inject(sim, Inject("alice", segments, receipt="r1"), A + B + QUESTION)
+    assert sim.ask(Outcome("bob", "r1"))["outcome"] is None
+    assert sim.ask(Outcome("alice", "r2"))["outcome"] is None
+    assert sim.ask(Outcome("alice", "r1"))["outcome"] == reply
+    assert reply["injected"] == 55
+    assert sim.ask(Outcome("alice", "r1"))["outcome"] is None
+
+
+def test_the_outcome_of_a_refused_and_of_an_aborted_request(sim: Simulation) -> None:
+    segments = chain(sim, "alice", A)
+    inject(sim, Inject("alice", segments, receipt="refused"), A + QUESTION, salt="another")
+    assert "only under the salt" in sim.ask(Outcome("alice", "refused"))["outcome"]["refused"]
+    name = sim.add(A + QUESTION, Inject("alice", segments, receipt="aborted"), tokens=9)
+    sim.step()
+    sim.abort(name)
+    sim.drain()
+    assert sim.ask(Outcome("alice", "aborted"))["outcome"]["injected"] == 30
+
+
+def test_outcomes_that_nobody_asks_for_are_dropped_the_oldest_first(sim: Simulation) -> None:
+    segments = chain(sim, "alice", A)
+    for number in range(3):
+        inject(sim, Inject("alice", segments, str(number), receipt=f"r{number}"), A + QUESTION)
+    for number in range(MAX_OUTCOMES - 2):
+        sim.side._remember(Inject("bob", (), receipt=f"b{number}"), {})
+    assert sim.ask(Outcome("alice", "r0"))["outcome"] is None
+    assert sim.ask(Outcome("alice", "r1"))["outcome"]["injected"] == 30
+    inject(sim, Inject("alice", segments, "again"), A + QUESTION)
+    assert len(sim.side._outcomes) == MAX_OUTCOMES - 1
 
 
 def test_a_composition_is_injected_and_only_the_question_is_computed(sim: Simulation) -> None:

@@ -1,0 +1,205 @@
+"""What an engine asks of the connector, and what it makes of the answers, whatever carries them.
+
+In process and over HTTP a request is the same: token ids, a cache salt, and parameters that say what is asked. Here
+stands how each of them is made and read; an engine adds only how it is sent. It must never claim more than the
+connector's answer and vLLM's own counts say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from inferscale_memory.connector import protocol
+from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
+from inferscale_memory.engine.base import (
+    BlobRef,
+    Completion,
+    EncodeRequest,
+    EncodeResult,
+    SamplingOptions,
+)
+from inferscale_memory.errors import EngineError, PromptError
+from inferscale_memory.prompt.segments import Prompt
+
+T = TypeVar("T")
+CHECK_TOKENS = 32
+"""Length of the request at start-up on which the connector proves itself."""
+START_UP = "start-up"
+"""Owner of that request."""
+
+
+class Asking(ABC):
+    """A served model, as far as it is asked by requests with parameters of ours.
+
+    Attributes:
+        fingerprint: of the model, as the connector names it; empty until it was asked.
+        unsupported: why blobs cannot be used; None when they can.
+        max_model_len: most tokens of prompt and answer together.
+        some_token: any token id of the model: what a request consists of that only asks.
+    """
+
+    fingerprint: str = ""
+    unsupported: str | None = None
+    max_model_len: int
+    some_token: int
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    # -- what an engine adds ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _control(
+        self, ask: protocol.Ask, ids: Sequence[int], salt: str, *, tokens: int = 1
+    ) -> dict[str, Any]:
+        """The connector's answer to a request that generates exactly `tokens`; empty when there was none."""
+
+    @abstractmethod
+    async def _all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+        """The results of all `calls`, made at the same time, in order."""
+
+    # -- encoding, asking, forgetting ---------------------------------------------------------------------------
+
+    async def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+        return await self._all([partial(self._encode, request) for request in requests])
+
+    async def _encode(self, request: EncodeRequest) -> EncodeResult:
+        if self.unsupported:
+            return EncodeResult((), self.unsupported)
+        if not request.spans or len(request.ids) + 2 > self.max_model_len:
+            return EncodeResult((), f"{len(request.ids)} tokens do not fit the model's {self.max_model_len}")
+        ask = Encode(
+            request.owner, tuple((span.start, span.stop) for span in request.spans), request.mentions
+        )
+        salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner)
+        # Two tokens: the reply must follow the workers' confirmation of the step that computed the last kept token.
+        reply = await self._control(ask, request.ids, salt, tokens=2)
+        refs = tuple(BlobRef(key, tokens) for key, tokens in reply.get("blobs", ()))
+        error = reply.get("error") or (None if refs else "the engine gave no answer to an encode")
+        return EncodeResult(refs, error)
+
+    async def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for part in _batches(keys):
+            reply = await self._answer(Probe(owner, part), "at_hand")
+            found.update(reply["at_hand"])
+        return found
+
+    async def forget(self, owner: str, keys: Sequence[str], tags: Sequence[str]) -> int:
+        dropped = 0
+        for part in _batches(keys) or [()]:
+            dropped += (await self._answer(Forget(owner, part), "dropped"))["dropped"]
+        for part in _batches(tags):
+            await self._answer(Forget(owner, (), part), "dropped")
+        return dropped
+
+    async def _answer(self, ask: Probe | Forget, needed: str) -> dict[str, Any]:
+        """The answer to what must not go unheard: to forget in vain and not to say so would be a lie.
+
+        Raises:
+            EngineError: there is no `needed` in it.
+        """
+        reply = await self._control(ask, [self.some_token], self._salt(ask.owner))
+        if needed not in reply:
+            raise EngineError(
+                f"the connector did not do what it was asked ({reply.get('error', 'no reply')}); "
+                "is INFERSCALE_SECRET the same for the engine and its client?"
+            )
+        return reply
+
+    async def _introduce(self, ids: Sequence[int]) -> dict[str, Any]:
+        """What the connector says of itself. It proves itself on the first request with as many tokens."""
+        self.fingerprint, self.unsupported = "", None
+        return await self._control(Probe(START_UP), ids, self._salt(START_UP), tokens=2)
+
+    # -- prompts ------------------------------------------------------------------------------------------------
+
+    def _transfer(self, prompt: Prompt, *, receipt: str = "") -> tuple[int, dict[str, Any] | None, str]:
+        """(tokens asked to be injected, the request's parameters, its cache salt)."""
+        composition = tuple((s.key, len(s.ids)) for s in prompt.composition if s.key is not None)
+        mentions, position = [], 0
+        for segment in prompt.segments:
+            if segment.tag is not None:
+                mentions.append((segment.tag, position))
+            position += len(segment.ids)
+        if self.unsupported or not (composition or mentions):
+            return 0, None, self._salt(prompt.owner, prompt.salt)
+        # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
+        nonce = prompt.salt if composition else f"text:{prompt.salt}"
+        ask = Inject(prompt.owner, composition, nonce, tuple(mentions), receipt if composition else "")
+        salt = protocol.compose_salt(self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce)
+        asked = sum(tokens for _, tokens in composition)
+        return asked, protocol.params(ask, self._secret), salt
+
+    def _check(self, ids: Sequence[int], options: SamplingOptions, vocabulary: int | None = None) -> None:
+        """Raises PromptError on what cannot be served. `vocabulary`: number of token ids, if it is known."""
+        if not ids:
+            raise PromptError("the prompt is empty; give at least one token")
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the model takes {self.max_model_len} with the answer; "
+                "recall less or raise max_model_len"
+            )
+        if not all(token >= 0 and (vocabulary is None or token < vocabulary) for token in ids):
+            raise PromptError(OUTSIDE_VOCABULARY)
+        if options.max_tokens < 1:
+            raise PromptError("max_tokens must be at least 1")
+
+    def _salt(self, owner: str, nonce: str = "") -> str:
+        return protocol.text_salt(self._secret, self.fingerprint, owner, nonce=nonce)
+
+
+OUTSIDE_VOCABULARY = "the prompt holds token ids outside the model's vocabulary; is it its tokenizer?"
+
+
+def completion(
+    *,
+    text: str,
+    token_ids: Sequence[int],
+    finish_reason: str | None,
+    prompt_tokens: int,
+    asked: int,
+    known: int,
+    reply: Mapping[str, Any],
+    ttft_s: float,
+    logprobs: Sequence[Mapping[int, float]] | None,
+) -> Completion:
+    """An answer and what it cost.
+
+    Args:
+        asked: tokens that were asked to be injected.
+        known: tokens of the prompt that vLLM did not compute: injected ones and hits in its prefix cache.
+        reply: the connector's answer; empty when nothing was asked of it.
+    """
+    injected = int(reply.get("injected", 0))
+    return Completion(
+        text=text,
+        token_ids=tuple(token_ids),
+        finish_reason=finish_reason or "stop",
+        prompt_tokens=prompt_tokens,
+        injected_tokens=injected,
+        cached_tokens=max(0, known - injected),
+        prefilled_tokens=prompt_tokens - max(known, injected),
+        ttft_s=ttft_s,
+        compose_s=float(reply.get("compose_s", 0.0)),
+        refused=_refusal(reply, asked, injected, known),
+        logprobs=None if logprobs is None else tuple(logprobs),
+    )
+
+
+def _refusal(reply: Mapping[str, Any], asked: int, injected: int, known: int) -> str | None:
+    """Why less was injected than asked, if it was; what the prefix cache already held needs no injection."""
+    if asked <= max(injected, known) or asked - max(injected, known) == 1:
+        return None
+    reason = reply.get("refused") or reply.get("error")
+    if reason is None and reply.get("missing"):
+        reason = f"{len(reply['missing'])} blobs are not at hand"
+    return str(reason) if reason else "not all blobs fit the device tier at once"
+
+
+def _batches(items: Sequence[str], size: int = 4096) -> list[tuple[str, ...]]:
+    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]

@@ -1,0 +1,1 @@
+"""`inferscale serve`: one vLLM server with our connector, for apps that hold no weights."""
