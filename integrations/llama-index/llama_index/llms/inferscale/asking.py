@@ -12,7 +12,7 @@ from typing import Any
 from inferscale_memory import SamplingOptions
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index.llms.inferscale.messages import last_question, to_chat, to_tool_choice, to_tools
+from llama_index.llms.inferscale.messages import answerable, question_in, to_chat, to_tool_choice, to_tools
 from llama_index.llms.inferscale.recollection import (
     Recollection,
     has_memories_as_text,
@@ -32,12 +32,14 @@ class Asked:
 
     Attributes:
         messages: as chat APIs take them, memories taken out.
+        question: what to search for.
         ids: whose conversation it is; empty when nobody said.
         given: memories that came along; None where they are to be searched for.
         search_s: seconds it took to find `given`.
     """
 
     messages: list[dict[str, Any]]
+    question: str
     ids: dict[str, str]
     given: Sequence[Mapping[str, Any]] | None
     search_s: float
@@ -85,10 +87,12 @@ def read(
         if memory is None or not ids or has_memories_as_text(messages):
             found = ()
     chat = to_chat(messages)
-    if found is None and not last_question(chat):
+    question = question_in(chat)
+    if found is None and not question:
         found = ()
     return Asked(
-        messages=chat,
+        messages=answerable(chat),
+        question=question,
         ids=ids,
         given=found,
         search_s=search_s,

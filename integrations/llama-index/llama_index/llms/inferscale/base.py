@@ -280,7 +280,7 @@ class InferScaleLLM(SchemaLLM):
             warnings.warn(
                 "InferScaleLLM has a memory and was told nobody's id, so it answers without memories: pass user_id, "
                 "agent_id or run_id to it or to the call, or use it under an InferScaleMemory",
-                stacklevel=4,
+                stacklevel=5,
             )
         return asked
 
@@ -288,7 +288,7 @@ class InferScaleLLM(SchemaLLM):
         started = perf_counter()
         memories, search_s = asked.given, asked.search_s
         if memories is None:
-            memories = self._chat.recall(asked.messages, asked.ids, k=asked.k, filters=asked.filters)
+            memories = self._chat.recall(asked.question, asked.ids, k=asked.k, filters=asked.filters)
             search_s = perf_counter() - started
         return self._chat.prepare(asked.messages, asked.ids, memories, **_told(asked), search_s=search_s)
 
@@ -296,7 +296,7 @@ class InferScaleLLM(SchemaLLM):
         started = perf_counter()
         memories, search_s = asked.given, asked.search_s
         if memories is None:
-            memories = await self._chat.arecall(asked.messages, asked.ids, k=asked.k, filters=asked.filters)
+            memories = await self._chat.arecall(asked.question, asked.ids, k=asked.k, filters=asked.filters)
             search_s = perf_counter() - started
         return await self._chat.aprepare(
             asked.messages, asked.ids, memories, **_told(asked), search_s=search_s

@@ -35,24 +35,31 @@ _ROLES = {
 
 
 def to_chat(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat APIs take them.
-
-    A system message at the end, with which agents ask for a last answer, is asked as the user's. Thoughts of earlier
-    answers and cache marks are left out: neither says anything to the model.
+    """Messages as chat APIs take them. Thoughts of earlier answers and cache marks are left out: neither says
+    anything to the model.
 
     Raises:
         ValueError: an image, a sound, a video or a document.
     """
-    chat = [_message(message) for message in messages]
+    return [_message(message) for message in messages]
+
+
+def answerable(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation that ends with somebody's words: a system message at its end, with which agents ask for a last
+    answer, is asked as the user's."""
     if chat and chat[-1]["role"] == "system":
-        chat[-1] = {**chat[-1], "role": "user"}
+        return [*chat[:-1], {**chat[-1], "role": "user"}]
     return chat
 
 
-def last_question(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are words of the user to search for."""
-    last = next((message for message in reversed(messages) if message["role"] == "user"), None)
-    return last is not None and bool(last["content"].strip())
+def question_in(chat: Sequence[Mapping[str, Any]]) -> str:
+    """What to search memories for: the user's last words, or, without any, the last instructions. "" where there are
+    neither."""
+    for role in ("user", "system"):
+        last = next((message for message in reversed(chat) if message["role"] == role), None)
+        if last is not None:
+            return str(last["content"]).strip()
+    return ""
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
