@@ -16,9 +16,16 @@ import pytest
 os.environ.setdefault("MEM0_DIR", tempfile.mkdtemp(prefix="mem0-"))
 
 # isort: split
-from inferscale_memory import AsyncMemory, Memory  # before mem0, whose telemetry it turns off
+from inferscale_memory import (  # before mem0, whose telemetry it turns off
+    AsyncMemory,
+    Memory,
+    SamplingOptions,
+)
 
 # isort: split
+from inferscale_memory.engine.base import DEFAULT_OPTIONS, Chunk, Completion
+from inferscale_memory.engine.transformers import TransformersEngine
+from inferscale_memory.prompt import Prompt
 from mem0.utils.factory import EmbedderFactory
 from tests.memory.hashing import DIMENSIONS
 from tests.memory.watched import WatchedEngine
@@ -37,9 +44,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model("llama", tmp_path_factory.mktemp("model") / "tiny-llama")
 
 
+class ListeningEngine(WatchedEngine):
+    """Which tells what it was asked in streams, too: `generate` is one."""
+
+    def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
+        return TransformersEngine.generate(self, prompt, options)
+
+    def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
+        def listened(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+            for chunk in chunks:
+                if chunk.completion is not None:
+                    self.asked.append((prompt, options, chunk.completion))
+                yield chunk
+
+        return listened(super().stream(prompt, options))
+
+
 @pytest.fixture
 def engine(model: Path) -> Iterator[WatchedEngine]:
-    with WatchedEngine(model, device="cpu", blob_bytes=1 << 26) as engine:
+    with ListeningEngine(model, device="cpu", blob_bytes=1 << 26) as engine:
         yield engine
 
 

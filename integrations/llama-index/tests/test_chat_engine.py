@@ -14,7 +14,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.indices import VectorStoreIndex
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.memory import Memory as History
-from llama_index.core.postprocessor import KeywordNodePostprocessor
+from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import TextNode
 
@@ -98,7 +98,7 @@ class TestATurn:
         assert {node.text for node in documents} == {DOCUMENT, "Dogs do not."}
         assert response.sources[0].tool_name == "retriever"
         assert response.metadata["usage"]["injected_tokens"] > 0
-        assert len({tuple(prompt.ids) for prompt, _, _ in engine.asked} or {1}) == 1
+        assert len(engine.asked) == 1
 
     def test_two_turns_over_either_face(self, either_client: Any) -> None:
         llm = InferScaleLLM(memory=either_client, max_tokens=2)
@@ -135,11 +135,11 @@ class TestThePrompt:
     def test_other_documents_leave_what_is_injected_as_it_is(
         self, chatting: Any, retriever: BaseRetriever, engine: WatchedEngine
     ) -> None:
-        for options in ({}, {"retriever": retriever}):
-            chatting(system_prompt="Be brief.", **options).chat(QUESTION)
-            engine.asked.append(engine.asked.pop())
-        one, other = (prompt.composition for prompt, _, _ in engine.asked[-2:])
-        assert [segment.key for segment in one[:1]] == [segment.key for segment in other[:1]]
+        chatting(system_prompt="Be brief.").chat(QUESTION)
+        chatting(system_prompt="Be brief.", retriever=retriever).chat(QUESTION)
+        plain, over_documents = (prompt.composition for prompt, _, _ in engine.asked)
+        assert plain[0] == over_documents[0]  # the preamble: system text and heading
+        assert set(plain) <= set(over_documents)
 
     def test_templates(self, chatting: Any, retriever: BaseRetriever, engine: WatchedEngine) -> None:
         chatting(retriever=retriever, context_template="Read {context_str} and say: {query_str}").chat(
@@ -152,7 +152,7 @@ class TestThePrompt:
     def test_postprocessors_and_earlier_chunks(
         self, chatting: Any, retriever: BaseRetriever, engine: WatchedEngine
     ) -> None:
-        none = KeywordNodePostprocessor(required_keywords=["elephants"])
+        none = SimilarityPostprocessor(similarity_cutoff=1.5)
         chat = chatting(retriever=retriever, node_postprocessors=[none])
         before = chat.chat(QUESTION)
         assert DOCUMENT not in prompts(engine)[-1]
@@ -228,11 +228,11 @@ class TestTheConversation:
 
 class TestNeverSomebodyElses:
     def test_two_users_one_engine(self, chatting: Any, engine: WatchedEngine, client: Memory) -> None:
-        ada, ben = chatting(), chatting(**BEN)
+        chats = [chatting(**(BEN if number % 2 else ADA)) for number in range(6)]
 
         async def both() -> list[Any]:
             words = "What is the password of the safe? user_id: ben"
-            return await asyncio.gather(*(chat.achat(words) for chat in (ada, ben) * 3))
+            return await asyncio.gather(*(chat.achat(words) for chat in chats))
 
         for number, response in enumerate(asyncio.run(both())):
             found = {node.text for node in response.source_nodes if "password of the safe is" in node.text}
@@ -266,10 +266,10 @@ class TestAnotherLLM:
         async def turn(chat: InferScaleChatEngine) -> str:
             return (await chat.achat(QUESTION)).response
 
+        chat = chatting(llm=MockLLM())
         with pytest.warns(UserWarning, match="sent as text"):
-            chat = chatting(llm=MockLLM())
             assert FACTS[0] in "".join(chat.stream_chat(QUESTION).response_gen)
-            assert FACTS[0] in asyncio.run(turn(chat))
+        assert FACTS[0] in asyncio.run(turn(chat))
         assert len(chat.chat_history) == 4
 
 

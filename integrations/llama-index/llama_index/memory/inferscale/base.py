@@ -8,10 +8,12 @@ because remembering it failed, and never show anybody's memory to somebody else.
 from __future__ import annotations
 
 import logging
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from weakref import WeakValueDictionary
 
 from inferscale_memory import AsyncMemory as InferScaleAsyncClient
 from inferscale_memory import Chat
@@ -29,7 +31,7 @@ from llama_index.memory.inferscale.turn import Turn
 logger = logging.getLogger(__name__)
 
 Client = InferScaleClient | InferScaleAsyncClient
-_HISTORY = "chat_history"
+_HISTORY, _STATE = "chat_history", "state"
 
 
 class InferScaleMemory(BaseMemory):
@@ -50,7 +52,12 @@ class InferScaleMemory(BaseMemory):
         default=True, description="Draw facts out of a turn with an LLM; otherwise keep the user's own words."
     )
 
+    # A workflow writes its context down and reads it again between two runs, in one process. So a memory has to find
+    # its client again, by a name that nobody can guess and that means nothing in another process.
+    _open: ClassVar[WeakValueDictionary[str, Client]] = WeakValueDictionary()
+
     _opened: Chat | None = PrivateAttr(default=None)
+    _name: str | None = PrivateAttr(default=None)
     _owned: bool = PrivateAttr(default=False)
     _turn: Turn = PrivateAttr(default_factory=Turn)
     _warned: bool = PrivateAttr(default=False)
@@ -75,7 +82,8 @@ class InferScaleMemory(BaseMemory):
             ConfigurationError: a client of another library.
             TypeError: a field that does not exist.
         """
-        history = fields.pop(_HISTORY, None)
+        history = [ChatMessage(**said) for said in fields.pop(_HISTORY, None) or []]
+        state = fields.pop(_STATE, None) or {}
         fields.pop("class_name", None)
         for name in fields:
             if name not in type(self).model_fields:
@@ -83,10 +91,11 @@ class InferScaleMemory(BaseMemory):
                     f"InferScaleMemory has no field {name!r}: it has {', '.join(type(self).model_fields)}"
                 )
         whose = InferScaleContext.read(context)
-        kept = primary_memory or Memory.from_defaults(
-            chat_history=[ChatMessage(**said) for said in history or []]
-        )
+        kept = primary_memory or Memory.from_defaults(chat_history=history)
         super().__init__(**{**fields, "primary_memory": kept, "context": whose})
+        self._turn = Turn.behind(history)
+        self._warned = bool(state.get("warned"))
+        client = client or self._open.get(str(state.get("client")))
         if client is not None:
             self.client = client
 
@@ -173,6 +182,8 @@ class InferScaleMemory(BaseMemory):
     @client.setter
     def client(self, client: Client) -> None:
         self._opened = Chat(memory=client)
+        self._name = secrets.token_hex(16)
+        self._open[self._name] = client
 
     def close(self) -> None:
         """Close the client, if this object made it."""
@@ -293,8 +304,8 @@ class InferScaleMemory(BaseMemory):
     def _chat(self) -> Chat:
         if self._opened is None:
             raise ConfigurationError(
-                "this InferScaleMemory was read from a file and has no client: set `memory.client` to an open Memory "
-                "or AsyncMemory of inferscale_memory"
+                "this InferScaleMemory was written down in another process and has no client: set `memory.client` to "
+                "an open Memory or AsyncMemory of inferscale_memory"
             )
         return self._opened
 
@@ -334,13 +345,15 @@ class InferScaleMemory(BaseMemory):
 
     @model_serializer
     def _serialize(self) -> dict[str, Any]:
-        """Everything but the client; the history as it stands, whatever keeps it."""
+        """Everything but the client, which only this process finds again; the history as it stands, whatever keeps
+        it."""
         return {
             "context": self.context.ids,
             "search_msg_limit": self.search_msg_limit,
             "k": self.k,
             "filters": self.filters,
             "infer": self.infer,
+            _STATE: {"client": self._name, "warned": self._warned},
             _HISTORY: [message.model_dump() for message in self.get_all()],
             "class_name": self.class_name(),
         }
