@@ -1,7 +1,7 @@
 # make demo    answer questions from memory, injected and as text      make demo ARGS="--json rows.json"
 # make test    lint, types, documentation, every test                  make test ARGS="-k blob"
 # make check   the quick part: lint, types, tests without an engine
-# make bench   the measurements behind docs/benchmarks.md
+# make bench ARGS="ttft"   one of the measurements behind docs/benchmarks.md; without ARGS it lists them
 # make soak    the long runs: 2,000 operations at once, 200 killed processes
 # make lint, make docs, make clean
 #
@@ -43,7 +43,7 @@ soak: $(STAMP)
 	  tests/memory/test_concurrency.py tests/memory/test_crash.py $(ARGS)
 
 bench: models
-	$(RUN) $(BIN)/python -m inferscale_memory.bench $(ARGS)
+	$(RUN) $(BIN)/inferscale bench $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -73,6 +73,6 @@ $(STAMP): pyproject.toml
 	engine=$$($(BIN)/python -c '$(ENGINE)') && $(BIN)/python -m pip install "$$engine"
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
 	@echo "pip may now report that vLLM misses $(STRAYS): that is meant."
-	$(BIN)/python -m pip install --editable ".[demo,dev,docs]" "protobuf<7"
+	$(BIN)/python -m pip install --editable ".[demo,dev,docs,bench]" "protobuf<7"
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
 	@touch $@

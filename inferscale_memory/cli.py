@@ -17,7 +17,9 @@ from inferscale_memory.errors import InferScaleError
 
 _PROGRAMS = {
     "demo": ("inferscale_memory.demo.run", "answer questions from memory, injected and as text"),
+    "chat": ("inferscale_memory.terminal.command", "talk to a model that remembers you"),
     "verify": ("inferscale_memory.verify", "prove on a model that injection is exact"),
+    "bench": ("inferscale_memory.bench.command", "measure time, throughput and accuracy"),
     "migrate": ("inferscale_memory.migrate.command", "copy the facts of a mem0 memory into another"),
     "doctor": ("inferscale_memory.doctor", "find what is wrong with an installation, and how to mend it"),
 }

@@ -1,4 +1,4 @@
-"""`python -m inferscale_memory.bench.extraction`: what one `add` costs when the engine extracts, on a real vLLM.
+"""`inferscale bench extraction`: what one `add` costs when the engine extracts, on a real vLLM.
 
 Each add is one prompt: fixed instructions, then what mem0 puts beside the message. The same prompt is then answered as
 text under a fresh salt, which shares nothing with anybody: what every add would cost without a blob and without a
@@ -27,7 +27,7 @@ SAID = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for every add of two users, in turn."""
-    parser = argparse.ArgumentParser("python -m inferscale_memory.bench.extraction", description=main.__doc__)
+    parser = argparse.ArgumentParser("inferscale bench extraction", description=main.__doc__)
     parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
     parser.add_argument("--adds", type=int, default=2, help="of each user, at most 4 (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""`python -m inferscale_memory.bench.index`: what the local vector store costs, as ratios within one run.
+"""`inferscale bench index`: what the local vector store costs, as ratios within one run.
 
 1. A search of 1,000 x 384 against a bare numpy dot product and argpartition, interleaved.
 2. Inserting and deleting one fact at 20,000 facts against mem0's FAISS store.
@@ -30,7 +30,7 @@ OWNER = {"user_id": "user7"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the three measurements; `--json FILE` writes them too."""
-    parser = argparse.ArgumentParser(prog="python -m inferscale_memory.bench.index", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="inferscale bench index", description=main.__doc__)
     parser.add_argument("--part", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3])
     parser.add_argument("--facts", type=int, default=20_000, help="of the second part")
     parser.add_argument("--owners", type=int, default=10_000, help="of the third part")

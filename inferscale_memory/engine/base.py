@@ -72,7 +72,8 @@ class SamplingOptions:
         top_p: nucleus mass, in (0, 1].
         stop: strings that end the answer; they are not part of it.
         seed: makes sampling repeatable.
-        logprobs: how many top log-probabilities to return per generated token; None for none.
+        logprobs: how many top log-probabilities to return per generated token; None for none, -1 for
+            all of them (vLLM's `max_logprobs` must allow it).
         ignore_eos: go on past the end-of-sequence token (measurements).
         special_tokens: the answer's text shows special tokens, which some models begin a tool call with.
         json_schema: the answer is JSON of this schema, unless `max_tokens` cut it off. It is kept as text, so that

@@ -24,7 +24,12 @@ def check_options(options: SamplingOptions) -> None:
         ("max_tokens", options.max_tokens, options.max_tokens >= 1, "at least 1"),
         ("temperature", options.temperature, options.temperature >= 0, "0 (greedy) or more"),
         ("top_p", options.top_p, 0 < options.top_p <= 1, "more than 0 and at most 1"),
-        ("logprobs", options.logprobs, options.logprobs is None or options.logprobs >= 0, "None, 0 or more"),
+        (
+            "logprobs",
+            options.logprobs,
+            options.logprobs is None or options.logprobs >= -1,
+            "None, or -1 or more",
+        ),
         ("stop", options.stop, all(options.stop), "strings that are not empty"),
     ):
         if not works:
@@ -55,7 +60,8 @@ class Sampler:
     def logprobs(self, logits: torch.Tensor, token: int) -> dict[int, float]:
         """The top log-probabilities of raw `logits` [vocab], best first, and that of `token`."""
         scores = logits.log_softmax(-1)
-        best = scores.topk(min(self._options.logprobs or 0, len(scores)))
+        wanted = self._options.logprobs or 0
+        best = scores.topk(len(scores) if wanted < 0 else min(wanted, len(scores)))
         found = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         found.setdefault(token, float(scores[token]))
         return found

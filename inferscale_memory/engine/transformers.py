@@ -259,11 +259,48 @@ class TransformersEngine:
         )
         yield Chunk(piece, (tokens[-1],), completion)
 
+    def score(self, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0) -> Scored:
+        """What the model thinks of `answer`, given token by token. For measurements.
+
+        Args:
+            key_scale: multiplies the keys of all facts in the prompt, injected or not, as a temperature of the
+                attention to them.
+
+        Raises:
+            PromptError: no answer, or what `generate` raises.
+        """
+        ids = prompt.ids
+        error = (
+            self._unusable_ids([*ids, *answer]) if ids and answer else "no token ids: pass prompt and answer"
+        )
+        if error is not None:
+            raise PromptError(error)
+        loaded, began = self._load(), time.perf_counter()
+        injection = self._inject(loaded, prompt, len(ids))
+        cache, done = injection.cache, injection.tokens
+        if key_scale != 1.0:
+            end = len(ids) - len(prompt.segments[-1].ids)
+            for chunk in _chunks(ids[done:end]):
+                self._forward(loaded, chunk, cache)
+            done = max(done, end)
+            begin = len(prompt.segments[0].ids)
+            with torch.inference_mode():
+                for layer in cache.layers:
+                    layer.keys[:, :, begin:end] *= key_scale
+        for chunk in _chunks(ids[done:]):
+            logits = self._forward(loaded, chunk, cache)
+        seconds = time.perf_counter() - began
+        rows = [logits]
+        if len(answer) > 1:
+            with self._lock:
+                rows += loaded.forward(answer[:-1], cache, last=len(answer) - 1).unbind()
+        return Scored(torch.stack(rows).log_softmax(-1), injection.tokens, injection.refused, seconds)
+
     def _forward(self, loaded: _Loaded, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
-            return loaded.forward(ids, cache)
+            return loaded.forward(ids, cache)[-1]
 
     def _inject(self, loaded: _Loaded, prompt: Prompt, prompt_tokens: int) -> _Injection:
         """A cache that holds the leading blobs of `prompt`, verified; never the whole prompt."""
@@ -429,12 +466,30 @@ class _Loaded:
         return self.blobs
 
     @torch.inference_mode()
-    def forward(self, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
-        """Raw logits [vocab], float32, after `ids`, which follow what `cache` holds and are added to it."""
+    def forward(self, ids: Sequence[int], cache: DynamicCache, last: int = 1) -> torch.Tensor:
+        """Raw logits [last, vocab], float32, after the last of `ids`, which follow what `cache` holds and are added
+        to it."""
         inputs = torch.tensor([ids], dtype=torch.long, device=self.device)
-        output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits: torch.Tensor = output.logits[0, -1].float()
+        output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=last)
+        logits: torch.Tensor = output.logits[0, -last:].float()
         return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a model thinks of an answer.
+
+    Attributes:
+        logprobs: [answer tokens, vocab], float32: of every token in every place of the answer.
+        injected_tokens: tokens of the prompt whose keys and values came from blobs.
+        refused: why not all that were asked for.
+        ttft_s: seconds until the first place of the answer was known.
+    """
+
+    logprobs: torch.Tensor
+    injected_tokens: int
+    refused: str | None
+    ttft_s: float
 
 
 @dataclass(frozen=True, slots=True)

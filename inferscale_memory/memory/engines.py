@@ -99,6 +99,8 @@ def _make(spec: Mapping[str, Any]) -> Engine:
         from inferscale_memory.fetch import demo_model
 
         model = demo_model()
+        if provider == "vllm":  # compiling takes longer than anybody waits for a first answer of this one
+            options.setdefault("enforce_eager", True)
     engine: Engine
     if provider == "vllm":
         from inferscale_memory.engine.vllm import VLLMEngine

@@ -649,7 +649,7 @@ def test_options_that_cannot_work(folder: Path, options: dict[str, Any], why: st
         {"temperature": -1.0},
         {"top_p": 0.0},
         {"top_p": 1.5},
-        {"logprobs": -1},
+        {"logprobs": -2},
         {"stop": ("",)},
     ],
 )

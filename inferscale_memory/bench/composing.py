@@ -1,4 +1,4 @@
-"""`make bench`: what composing costs, on a real vLLM engine in this process.
+"""`inferscale bench composing`: what composing costs, on a real vLLM engine in this process.
 
 Rotating and writing n tokens into the paged cache is timed against a plain copy of the same bytes, interleaved, after
 warm-up, as medians. The whole demo (`inferscale demo --json FILE`) measures time to first token.
@@ -19,7 +19,7 @@ from typing import Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table of medians; `--json FILE` writes it too."""
-    parser = argparse.ArgumentParser(prog="python -m inferscale_memory.bench", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="inferscale bench composing", description=main.__doc__)
     parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[250, 1000, 1750])
     parser.add_argument("--repeat", type=int, default=15)

@@ -1,0 +1,284 @@
+"""One conversation, asked along every setting with the same recalled facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from inferscale_memory.bench.accuracy.encodings import Encoding, Material, encoding
+from inferscale_memory.bench.accuracy.locomo import Conversation, Fact, Question
+from inferscale_memory.bench.accuracy.measures import divergence, exact_match, nll, token_f1
+from inferscale_memory.bench.accuracy.settings import Setting
+from inferscale_memory.engine.base import EncodeRequest, Engine, SamplingOptions, Span
+from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.prompt import Prompt, PromptTemplate, Segment
+from inferscale_memory.prompt.compose import Fact as Line
+from inferscale_memory.prompt.compose import compose
+
+ANSWER_TOKENS = 32
+_INSTRUCTION = "Answer with as few words as possible, in words of the memories where you can."
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What encoding has cost. Attributes: facts kept, tokens of theirs, tokens computed, seconds."""
+
+    facts: int = 0
+    own_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.facts + other.facts,
+            self.own_tokens + other.own_tokens,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+        )
+
+
+class Asker:
+    """Questions about one conversation, on one engine. Blobs are encoded when a setting first needs them.
+
+    Attributes:
+        costs: by encoding.
+    """
+
+    def __init__(self, engine: Engine, embedder: Any, conversation: Conversation, *, generate: bool) -> None:
+        self._engine = engine
+        self._embedder = embedder
+        self._conversation = conversation
+        self._generate = generate
+        self._template = PromptTemplate(engine.tokenizer)
+        self._ids = [self._template.fact_ids(fact.line) for fact in conversation.facts]
+        self._keys: dict[tuple[str, int, int], str] = {}
+        self._preamble: str | None = None
+        self.costs: dict[str, Cost] = {}
+
+    @cached_property
+    def _vectors(self) -> Any:
+        """[facts, dims], float32, of length 1."""
+        vectors = np.asarray(
+            self._embedder.embed_batch([fact.line for fact in self._conversation.facts], "add")
+        )
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    @cached_property
+    def _material(self) -> Material:
+        return Material(self._conversation.facts, self._vectors @ self._vectors.T)
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def ask(
+        self, question: Question, settings: Sequence[Setting], known: set[str]
+    ) -> Iterator[dict[str, Any]]:
+        """One record per setting that is not `known`, by its name; the text paths they are held against first."""
+        wanted = [setting for setting in settings if setting.name not in known]
+        if not wanted:
+            return
+        ranked = self._ranked(question)
+        answer = tuple(self._engine.tokenizer(f" {question.answer}", add_special_tokens=False)["input_ids"])
+        references: dict[Setting, torch.Tensor] = {}
+        for setting in settings:
+            if setting.path == "text" and (
+                setting in wanted or any(other.as_text == setting for other in wanted)
+            ):
+                scored = self._score(self._prompt(question, setting, ranked), answer, setting)
+                references[setting] = scored.logprobs
+                if setting in wanted:
+                    yield self._record(question, setting, ranked, answer, scored, references)
+        for setting in wanted:
+            if setting.path != "text":
+                scored = self._score(self._prompt(question, setting, ranked), answer, setting)
+                yield self._record(question, setting, ranked, answer, scored, references)
+
+    def _ranked(self, question: Question) -> list[int]:
+        """Places of all facts, the most relevant first."""
+        vector = np.asarray(self._embedder.embed(question.text, "search"), dtype=np.float32)
+        return [int(place) for place in np.argsort(-(self._vectors @ vector), kind="stable")]
+
+    def _record(
+        self,
+        question: Question,
+        setting: Setting,
+        ranked: Sequence[int],
+        answer: Sequence[int],
+        scored: Scores,
+        references: dict[Setting, torch.Tensor],
+    ) -> dict[str, Any]:
+        reference = references.get(setting.plainest if setting.path == "text" else setting.as_text)
+        record: dict[str, Any] = {
+            "setting": setting.name,
+            "conversation": self._conversation.name,
+            "question": question.name,
+            "category": question.category,
+            "nll": nll(scored.logprobs, answer),
+            "kl": None if reference is None else divergence(reference, scored.logprobs),
+            "ttft_ms": 1e3 * scored.ttft_s,
+            "injected_tokens": scored.injected_tokens,
+            "prompt_tokens": scored.prompt_tokens,
+            "refused": scored.refused,
+        }
+        if setting.path == "text" and setting.order != "best-last":
+            first = references.get(Setting("text", "", "best-last", 0, setting.k))
+            record["kl_best_last"] = None if first is None else divergence(first, scored.logprobs)
+        if self._generate:
+            options = SamplingOptions(max_tokens=ANSWER_TOKENS, stop=("\n",))
+            said = self._engine.generate(self._prompt(question, setting, ranked), options).text
+            record |= {
+                "said": said,
+                "f1": token_f1(said, question.answer),
+                "em": exact_match(said, question.answer),
+            }
+        return record
+
+    def _score(self, prompt: Prompt, answer: Sequence[int], setting: Setting) -> Scores:
+        scored = score(self._engine, prompt, answer, key_scale=setting.key_scale)
+        if setting.path == "injected" and not scored.injected_tokens:
+            raise EngineError(f"nothing was injected ({scored.refused}): give the engine more room for blobs")
+        return scored
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _prompt(self, question: Question, setting: Setting, ranked: Sequence[int]) -> Prompt:
+        messages = [{"role": "user", "content": f"{question.text} {_INSTRUCTION}"}]
+        owner = self._conversation.name
+        if setting.path == "none":
+            return Prompt(owner, (Segment(self._template.plain(messages)),))
+        chosen = self._fitting(setting.budget) if setting.budget else list(ranked[: setting.k])
+        places = arranged(chosen, setting.order, self._conversation.facts)
+        keys: dict[int, str] = {}
+        preamble = None
+        if setting.path == "injected":
+            preamble, keys = self._encoded(encoding(setting.encoding), places, whole=setting.budget)
+        score = {place: -rank for rank, place in enumerate(chosen)}
+        lines = [Line(self._ids[place], keys.get(place), None, float(score[place])) for place in places]
+        composed = compose(
+            self._template.split(messages),
+            lines,
+            owner=owner,
+            max_tokens=self._engine.max_model_len - ANSWER_TOKENS,
+            preamble_key=preamble,
+            text_last=setting.m,
+        )
+        if composed.dropped:
+            raise ConfigurationError(
+                f"{len(composed.dropped)} of {len(lines)} facts do not fit the model's context of "
+                f"{self._engine.max_model_len}: recall less"
+            )
+        return composed.prompt
+
+    def _fitting(self, budget: int) -> list[int]:
+        """The latest facts that fit `budget` tokens, in the order they were said."""
+        places: list[int] = []
+        for place in reversed(range(len(self._ids))):
+            budget -= len(self._ids[place])
+            if budget < 0:
+                break
+            places.insert(0, place)
+        return places
+
+    # -- blobs -----------------------------------------------------------------------------------------------
+
+    def _encoded(self, how: Encoding, places: Sequence[int], *, whole: int) -> tuple[str, dict[int, str]]:
+        """Key of the preamble, and keys by place. `whole`: the budget of a chain, which is encoded in one go."""
+        first = places[0] if how.chain else 0
+        missing = [place for place in places if (how.name, first, place) not in self._keys]
+        requests = [self._request(how, missing)] if how.chain and missing else []
+        if not how.chain:
+            requests = [self._request(how, [place]) for place in missing]
+        if self._preamble is None:
+            ids = self._template.encode_preamble
+            request = EncodeRequest(self._conversation.name, ids, (Span(0, len(ids)),))
+            self._preamble = self._kept(request)[0]
+        began = perf_counter()
+        names = iter([(how.name, first, place) for place in missing])
+        for request in requests:
+            for key in self._kept(request):
+                self._keys[next(names)] = key
+        own = sum(len(self._ids[place]) for place in missing)
+        cost = Cost(len(missing), own, sum(len(request.ids) for request in requests), perf_counter() - began)
+        self.costs[how.name] = self.costs.get(how.name, Cost()) + cost
+        return self._preamble, {place: self._keys[how.name, first, place] for place in places}
+
+    def _request(self, how: Encoding, places: Sequence[int]) -> EncodeRequest:
+        """One encode that keeps `places`, which a chain takes several of."""
+        ids = list(self._template.encode_preamble) if how.preamble else []
+        context = [] if how.chain else how.context(self._material, places[0])
+        room = self._engine.max_model_len - 2 - sum(len(self._ids[place]) for place in places)
+        while context and len(ids) + sum(len(self._ids[place]) for place in context) > room:
+            del context[0]
+        for place in context:
+            ids += self._ids[place]
+        spans = []
+        for place in places:
+            spans.append(Span(len(ids), len(ids) + len(self._ids[place])))
+            ids += self._ids[place]
+        return EncodeRequest(self._conversation.name, tuple(ids), tuple(spans))
+
+    def _kept(self, request: EncodeRequest) -> list[str]:
+        [result] = self._engine.encode([request])
+        if not result.refs:
+            raise EngineError(f"an encode failed ({result.error}): give the engine more room for blobs")
+        return [ref.key for ref in result.refs]
+
+
+def arranged(chosen: Sequence[int], order: str, facts: Sequence[Fact]) -> list[int]:
+    """Places in the order in which they stand. `chosen`: the most relevant first."""
+    if order == "chronological":
+        return sorted(chosen)
+    if order == "sessions":
+        best = list(dict.fromkeys(facts[place].session for place in chosen))
+        return sorted(chosen, key=lambda place: (-best.index(facts[place].session), place))
+    return list(reversed(chosen))
+
+
+# -- scoring -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a model thinks of an answer. `logprobs`: [answer tokens, vocab], float32."""
+
+    logprobs: torch.Tensor
+    injected_tokens: int
+    prompt_tokens: int
+    refused: str | None
+    ttft_s: float
+
+
+def score(engine: Engine, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0) -> Scores:
+    """Log-probabilities over each place of `answer`. An engine that cannot score is asked for one token after the
+    other.
+
+    Raises:
+        ConfigurationError: keys scaled on an engine that cannot.
+    """
+    own = getattr(engine, "score", None)
+    if own is not None:
+        found = own(prompt, answer, key_scale=key_scale)
+        return Scores(found.logprobs, found.injected_tokens, len(prompt.ids), found.refused, found.ttft_s)
+    if key_scale != 1.0:
+        raise ConfigurationError("only the transformers engine scales keys: use --engine transformers")
+    rows, first = [], None
+    for count in range(len(answer)):
+        given = (*prompt.segments, *([Segment(tuple(answer[:count]))] if count else ()))
+        asked = Prompt(prompt.owner, given, prompt.salt)
+        done = engine.generate(asked, SamplingOptions(max_tokens=1, logprobs=-1, ignore_eos=True))
+        first = first or done
+        [place] = done.logprobs or ({},)
+        row = torch.full((max(place, default=0) + 1,), -torch.inf)
+        row[torch.tensor(list(place))] = torch.tensor(list(place.values()))
+        rows.append(row)
+    assert first is not None, "an answer has at least one token"
+    longest = max(len(row) for row in rows)
+    padded = [torch.nn.functional.pad(row, (0, longest - len(row)), value=-torch.inf) for row in rows]
+    return Scores(
+        torch.stack(padded), first.injected_tokens, first.prompt_tokens, first.refused, first.ttft_s
+    )

@@ -1,0 +1,119 @@
+"""What a fact is encoded behind: the lever with the most in it, named by short strings.
+
+    alone           nothing: no preamble, no context (the paper's w = 0)
+    preamble        the canonical preamble
+    window:20       the 20 turns before, without a preamble (the paper's w = 20)
+    window:20+      the same behind the preamble, sliding
+    anchored:20     behind the preamble, 20 to 39 turns, in steps (shared prefixes)
+    session         behind the preamble, the session so far
+    near:8          behind the preamble, the 8 nearest facts, the nearest last
+    near:8:known    the 8 nearest of the facts before it: those known when it is written
+    near:8:two      the 8 nearest, each behind its own 2 nearest
+    near:6,20       6 nearest, then the 20 turns before
+    chain           behind the preamble and every fact before it
+
+A context never holds the fact itself, nor anything twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscale_memory.bench.accuracy.locomo import Fact
+from inferscale_memory.errors import ConfigurationError
+
+_FORM = re.compile(
+    r"(?P<name>alone|preamble|session|chain)|window:(?P<window>\d+)(?P<plus>\+?)|anchored:(?P<anchored>\d+)"
+    r"|near:(?P<near>\d+)(?P<which>:known|:two)?(,(?P<turns>\d+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """An owner's facts. Attributes: similarity: [facts, facts], float32, cosines."""
+
+    facts: Sequence[Fact]
+    similarity: NDArray[np.float32]
+
+    def nearest(self, place: int, n: int, among: Sequence[int]) -> list[int]:
+        """The n of `among` that are nearest to fact `place`, the nearest last."""
+        others = np.array([other for other in among if other != place], dtype=np.int64)
+        ranked = others[np.argsort(-self.similarity[place, others], kind="stable")[:n]]
+        return [int(other) for other in ranked[::-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A named way to encode.
+
+    Attributes:
+        name: as above.
+        preamble: whether the canonical preamble stands first.
+        context: places of the facts that stand before a fact, in order.
+    """
+
+    name: str
+    preamble: bool
+    context: Callable[[Material, int], list[int]]
+
+    @property
+    def chain(self) -> bool:
+        """Whether every fact is encoded behind all before it, so that one pass encodes them all."""
+        return self.name == "chain"
+
+
+def encoding(name: str) -> Encoding:
+    """The encoding of that name. Raises ConfigurationError when there is none."""
+    found = _FORM.fullmatch(name)
+    if found is None:
+        raise ConfigurationError(
+            f"no encoding is called {name!r}: alone, preamble, window:N, window:N+, anchored:N, session, near:N, "
+            "near:N:known, near:N:two, near:N,W and chain are"
+        )
+    parts = found.groupdict()
+    if parts["name"]:
+        return Encoding(name, name != "alone", {"session": _session, "chain": _all}.get(name, _nothing))
+    if parts["window"]:
+        w = int(parts["window"])
+        return Encoding(name, bool(parts["plus"]), lambda material, place: _turns(material, place, w))
+    if parts["anchored"]:
+        w = int(parts["anchored"])
+        return Encoding(name, True, lambda material, place: _anchored(material, place, w))
+    n, w, which = int(parts["near"]), int(parts["turns"] or 0), parts["which"]
+    return Encoding(name, True, lambda material, place: _near(material, place, n, w, which))
+
+
+def _nothing(material: Material, place: int) -> list[int]:
+    return []
+
+
+def _all(material: Material, place: int) -> list[int]:
+    return list(range(place))
+
+
+def _session(material: Material, place: int) -> list[int]:
+    return [other for other in range(place) if material.facts[other].session == material.facts[place].session]
+
+
+def _turns(material: Material, place: int, w: int) -> list[int]:
+    return list(range(max(0, place - w), place))
+
+
+def _anchored(material: Material, place: int, w: int) -> list[int]:
+    session = _session(material, place)
+    return session[max(0, (len(session) // w - 1) * w) :] if w else []
+
+
+def _near(material: Material, place: int, n: int, w: int, which: str | None) -> list[int]:
+    everything = range(len(material.facts)) if which != ":known" else range(place)
+    window = _turns(material, place, w)
+    nearest = [other for other in material.nearest(place, n, everything) if other not in window]
+    if which == ":two":
+        second = (near for other in nearest for near in material.nearest(other, 2, everything))
+        nearest = [near for near in dict.fromkeys(second) if near != place and near not in nearest] + nearest
+    return nearest + window

@@ -1,0 +1,100 @@
+"""One configuration to be measured, and the grid of those that a command asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from inferscale_memory.bench.accuracy.encodings import encoding
+from inferscale_memory.errors import ConfigurationError
+
+ORDERS = ("best-last", "chronological", "sessions")
+"""Most relevant last; as they were said; by session in the order of their best fact, the best session last, and within
+one as they were said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A way to put memories in front of a question.
+
+    Attributes:
+        path: "none", "text" or "injected".
+        encoding: what facts are encoded behind; "" where nothing is injected.
+        order: one of `ORDERS`.
+        m: how many of the best stand as text behind all others.
+        k: how many are recalled; 0 without memory.
+        budget: tokens; then not k facts are recalled, but all of the latest that fit stand in the order they were said.
+        key_scale: what the keys of facts are multiplied by.
+    """
+
+    path: str
+    encoding: str = ""
+    order: str = ""
+    m: int = 0
+    k: int = 0
+    budget: int = 0
+    key_scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Short and unique."""
+        many = f"all {self.budget}" if self.budget else f"k={self.k}"
+        parts = [self.path, self.encoding, self.order, many if self.path != "none" else ""]
+        parts += [f"m={self.m}" if self.m else "", f"x{self.key_scale:g}" if self.key_scale != 1.0 else ""]
+        return " ".join(part for part in parts if part)
+
+    @property
+    def as_text(self) -> Setting:
+        """The same prompt, read."""
+        return Setting("text", "", self.order, self._moved, self.k, self.budget, self.key_scale)
+
+    @property
+    def plainest(self) -> Setting:
+        """Text in the same order, nothing moved and nothing scaled."""
+        return Setting("text", "", self.order, 0, self.k, self.budget)
+
+    @property
+    def _moved(self) -> int:
+        return 0 if self.order == "best-last" else self.m  # there the best are the last already
+
+    def row(self) -> dict[str, Any]:
+        """Its fields for a report."""
+        return asdict(self)
+
+
+NONE = Setting("none")
+
+
+def grid(
+    *,
+    encodings: Sequence[str],
+    orders: Sequence[str],
+    ms: Sequence[int],
+    ks: Sequence[int],
+    budgets: Sequence[int] = (),
+    key_scales: Sequence[float] = (1.0,),
+) -> list[Setting]:
+    """Every combination, with all the text paths that they are held against, and no memory; text first.
+
+    Raises:
+        ConfigurationError: an order or an encoding that does not exist, or a count out of range.
+    """
+    for order in orders:
+        if order not in ORDERS:
+            raise ConfigurationError(f"no order is called {order!r}: {', '.join(ORDERS)} are")
+    for name in encodings:
+        encoding(name)
+    if any(k < 1 for k in ks) or any(m < 0 for m in ms) or any(scale <= 0 for scale in key_scales):
+        raise ConfigurationError("k must be at least 1, m at least 0, and a scale above 0")
+    injected = [
+        Setting("injected", name, order, m, k, 0, scale)
+        for k, order, name, m, scale in product(ks, orders, encodings, ms, key_scales)
+        if m <= k and name != "chain"
+    ]
+    injected += [Setting("injected", "chain", "chronological", 0, 0, budget) for budget in budgets]
+    texts = [Setting("text", "", order, 0, k) for k, order in product(ks, orders)]
+    texts += [Setting("text", "", "chronological", 0, 0, budget) for budget in budgets]
+    texts += [setting.as_text for setting in injected]
+    return list(dict.fromkeys([NONE, *texts, *injected]))
