@@ -104,9 +104,11 @@ class TestATurn:
         llm = InferScaleLLM(memory=either_client, max_tokens=2)
         chat = InferScaleChatEngine.from_defaults(either_client, llm, infer=False, **ADA)
         assert len(chat.chat("I like tea").source_nodes) == 3
-        found = asyncio.run(chat.achat("What do I like? tea?")).source_nodes
-        assert "I like tea" in {node.text for node in found}
+        question = "What do I like? tea?"
+        assert "I like tea" not in {node.text for node in asyncio.run(chat.achat(question)).source_nodes}
         assert len(chat.chat_history) == 4
+        chat.reset()
+        assert "I like tea" in {node.text for node in chat.chat(question).source_nodes}
 
 
 class TestThePrompt:

@@ -261,18 +261,19 @@ class TestWriting:
             await memory.aset([ask("Hello"), ask("Hello.", "assistant")])
             await memory.aput(ask("I like tea"))
             await memory.aput(ask("So do I.", "assistant"))
-            found = await memory.aget("What do I like? tea?")
             kept = await memory.aget_all()
             await memory.areset()
-            return [*found, *kept, *await memory.aget_all()]
+            return [*kept, *await memory.aget_all(), *await memory.aget("What do I like? tea?")]
 
         words = said(asyncio.run(turn()))
-        assert "I like tea" in words[0]
-        assert words[1:5] == words[5:] == ["Hello", "Hello.", "I like tea", "So do I."]
+        assert words[:4] == ["Hello", "Hello.", "I like tea", "So do I."]
+        assert "I like tea" in words[4]
 
     def test_sync_over_either_face(self, either_client: Any) -> None:
         memory = InferScaleMemory.from_defaults(either_client, ADA, infer=False)
         memory.put_messages([ask("I like tea"), ask("So do I.", "assistant")])
+        assert "I like tea" not in said(memory.get("What do I like? tea?"))[0]
+        memory.reset()
         assert "I like tea" in said(memory.get("What do I like? tea?"))[0]
 
 
@@ -388,8 +389,8 @@ class TestWithAnotherChatEngine:
         documents: VectorStoreIndex,
     ) -> None:
         """A memory with braces in it is not filled in as a template would be."""
+        remembering().put_messages([ask("I write {context_str}"), ask("Why?", "assistant")])
         memory = remembering()
-        memory.put_messages([ask("I write {context_str}"), ask("Why?", "assistant")])
         memory.client.flush()
         chat = ContextChatEngine.from_defaults(documents.as_retriever(), llm=llm, memory=memory)
         chat.chat("What do I write?")

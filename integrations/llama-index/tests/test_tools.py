@@ -221,19 +221,23 @@ class TestAnAgent:
         assert all(done.injected_tokens + done.cached_tokens > 0 for _, _, done in engine.asked)
         assert not [seen for seen in recwarn if "sent as text" in str(seen.message)]
 
-    def test_a_second_run_recalls_anew(self, client: Memory, tools: list[Any]) -> None:
+    def test_a_second_run_recalls_anew_and_not_what_the_history_says(
+        self, client: Memory, tools: list[Any]
+    ) -> None:
         memory = InferScaleMemory(client, ADA, infer=False)
         agent = self.agent(InferScaleLLM(memory=client, max_tokens=128), tools)
 
         async def two() -> list[Any]:
             context = Context(agent)
             first = await agent.run("I like tea", memory=memory, ctx=context)
+            client.add("My tea is green", infer=False, **ADA)
             second = await agent.run("What do I like? tea?", ctx=context)
             return [first, second, await context.store.get("memory")]
 
         first, second, kept = asyncio.run(two())
         assert "I like tea" not in str(first.raw["memories"])
-        assert "I like tea" in str(second.raw["memories"])
+        assert "My tea is green" in str(second.raw["memories"])
+        assert "I like tea" not in str(second.raw["memories"])
         assert len(kept.get_all()) == 8
 
     def test_without_a_memory_of_ours_the_llm_recalls(self, llm: InferScaleLLM, tools: list[Any]) -> None:

@@ -217,7 +217,7 @@ class InferScaleMemory(BaseMemory):
         if known is None:
             started = perf_counter()
             results = self._chat.recall(query, self.context.ids, k=self.k, filters=self.filters)
-            known = Recollection(self.client, self.context.ids, results, perf_counter() - started)
+            known = self._found(results, messages, perf_counter() - started)
             self._turn.recall(question, known)
         return known
 
@@ -230,7 +230,7 @@ class InferScaleMemory(BaseMemory):
         if known is None:
             started = perf_counter()
             results = await self._chat.arecall(query, self.context.ids, k=self.k, filters=self.filters)
-            known = Recollection(self.client, self.context.ids, results, perf_counter() - started)
+            known = self._found(results, messages, perf_counter() - started)
             self._turn.recall(question, known)
         return known
 
@@ -319,6 +319,14 @@ class InferScaleMemory(BaseMemory):
             question = (said.pop().content or "").strip() if said else ""
         before = said[-self.search_msg_limit :] if self.search_msg_limit else []
         return question, "\n".join([question, *(message.content or "" for message in reversed(before))])
+
+    def _found(
+        self, results: Sequence[Mapping[str, Any]], messages: Sequence[ChatMessage], search_s: float
+    ) -> Recollection:
+        """What was recalled, without what the history says word for word: the prompt holds that already."""
+        said = {(message.content or "").strip() for message in messages}
+        new = [result for result in results if str(result.get("memory") or "").strip() not in said]
+        return Recollection(self.client, self.context.ids, new, search_s)
 
     def _heard(self, messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
         """What is to be remembered of messages that were put. Without an LLM that draws facts out of them, the
