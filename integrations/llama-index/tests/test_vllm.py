@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from inferscale_memory import AsyncMemory
@@ -35,7 +36,8 @@ class Feeding(BaseModel):
     cat: Literal["Miso", "Zorro"]
 
 
-async def _client(folder: Any) -> AsyncIterator[AsyncMemory]:
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[AsyncMemory]:
     async with AsyncMemory.from_config({"engine": {"provider": "vllm"}, "folder": folder}) as client:
         for user, cat in (("ada", "Miso"), ("ben", "Zorro")):
             facts = [f"My cat is called {cat}.", f"{cat} sleeps on the radiator."]
@@ -45,14 +47,13 @@ async def _client(folder: Any) -> AsyncIterator[AsyncMemory]:
         yield client
 
 
-def test_a_day(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_day(tmp_path: Path) -> None:
     """One engine, started once: everything in one go."""
-    monkeypatch.setitem(os.environ, "INFERSCALE_HOME", str(tmp_path / "home"))
 
     async def day() -> None:
-        async for client in _client(tmp_path / "memory"):
+        async with opened(tmp_path / "memory") as client:
             llm = InferScaleLLM(memory=client, max_tokens=24)
-            await asyncio.to_thread(lambda: llm.metadata)  # starts the engine beside the loop
+            await asyncio.to_thread(llm.tokenize, "")  # starts the engine beside the loop
             await _users_apart(llm)
             await _streams(client, llm)
             await _objects_and_tools(client, llm)
