@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -203,6 +203,22 @@ class TestTheConversation:
             chat.chat("word " * CONTEXT)
         with pytest.raises(PromptError):
             chat.stream_chat("word " * CONTEXT)
+        assert chat.chat_history == []
+        assert facts(client) == set(FACTS)
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_nothing_is_written_of_a_stream_that_breaks_off(
+        self, chatting: Any, client: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chat, stream = chatting(), engine.stream
+
+        def breaking(*args: Any) -> Iterator[Any]:
+            yield next(stream(*args))
+            raise RuntimeError("the engine has gone")
+
+        monkeypatch.setattr(engine, "stream", breaking)
+        with pytest.raises(RuntimeError, match="gone"):
+            list(chat.stream_chat(QUESTION).response_gen)
         assert chat.chat_history == []
         assert facts(client) == set(FACTS)
 

@@ -231,6 +231,14 @@ class TestNeverSomebodyElses:
             assert "Zorro" not in text.replace(question, "")
         assert {prompt.owner for prompt, _, _ in engine.asked} == {"user:ada"}
 
+    def test_of_a_call_for_nobody(self, client: Memory) -> None:
+        """An app whose user is not known yet."""
+        llm = InferScaleLLM(memory=client, **ADA, max_tokens=2)
+        with pytest.warns(UserWarning, match="nobody"):
+            assert llm.chat([ask()], user_id=None).raw["memories"] == []
+        with pytest.raises(ValueError, match="whitespace"):
+            llm.chat([ask()], user_id=" ")
+
     def test_through_filters(self, llm: InferScaleLLM) -> None:
         found = llm.chat([ask()], **ADA, filters={"OR": [{"user_id": "ben"}, {"user_id": "ada"}]})
         assert texts(found.raw) <= set(FACTS)

@@ -73,7 +73,11 @@ def read(
             raise TypeError(
                 f"InferScaleLLM has no option {name!r}: the options of a call are {', '.join(OPTIONS)}"
             )
-    options = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    # An id that a call says is None is nobody's, whoever the LLM answers for otherwise.
+    options = {
+        **defaults,
+        **{name: value for name, value in given.items() if value is not None or name in IDS},
+    }
     ids = {name: str(options[name]) for name in IDS if options.get(name) is not None}
     carried = recollection_in(messages)
     if carried is not None and memory is not None and carried.memory is memory:

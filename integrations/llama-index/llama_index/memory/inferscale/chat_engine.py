@@ -132,7 +132,7 @@ class InferScaleChatEngine(BaseChatEngine):
         context: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Self:
-        """A chat engine for one conversation.
+        """A chat engine for one conversation. It starts the LLM's engine, whose context window limits the history.
 
         Args:
             memory: an `InferScaleMemory`, or a `Memory` or `AsyncMemory` of inferscale_memory together with `user_id`,
