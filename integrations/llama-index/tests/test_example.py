@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "llama_index_documents.py"
 def test_documents_and_memories(tmp_path: Path) -> None:
     environment = {**os.environ, "INFERSCALE_HOME": str(tmp_path / "home")}
     command = [sys.executable, str(EXAMPLE), str(tmp_path / "app")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=840)
     assert done.returncode == 0, done.stderr[-3000:]
     maya, omar = done.stdout.split("omar: What am I allergic to?")
     assert "walnuts" in maya.splitlines()[2]

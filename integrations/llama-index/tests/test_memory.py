@@ -6,6 +6,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,6 +338,19 @@ class TestWithALLM:
         assert HEADING in prompt
         assert prompt.count(FACTS[0]) == 1
         assert len([seen for seen in recwarn if "sent as text" in str(seen.message)]) == 1
+
+    def test_of_another_memory_they_are_text_and_it_recalls_none_of_its_own(
+        self, remembering: Remembering, engine: WatchedEngine, config: dict[str, Any], tmp_path: Path
+    ) -> None:
+        with Memory.from_config({**config, "folder": tmp_path / "another"}) as another:
+            another.add("My cat is called Tom", infer=False, **ADA)
+            another.flush()
+            llm = InferScaleLLM(memory=another, max_tokens=2, **ADA)
+            response = llm.chat([*remembering().get(QUESTION), ask()])
+        assert response.raw["memories"] == []
+        assert response.raw["usage"]["injected_tokens"] == 0
+        assert "Tom" not in str(engine.tokenizer.decode(engine.asked[-1][0].ids))
+        self.once(engine)
 
     def test_messages_that_went_through_a_file_are_text_and_not_recalled_again(
         self, remembering: Remembering, client: Memory, engine: WatchedEngine
