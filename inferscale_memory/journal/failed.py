@@ -16,19 +16,10 @@ from threading import Lock
 from typing import Any
 
 from inferscale_memory.journal.records import Turn
+from inferscale_memory.journal.words import packed
 
+# The calls themselves are in a table of the journal's own.
 _SCHEMA = (
-    """
-    CREATE TABLE IF NOT EXISTS failed_adds (
-        number    INTEGER PRIMARY KEY AUTOINCREMENT,
-        scope     TEXT NOT NULL,
-        ids       TEXT NOT NULL,
-        options   TEXT NOT NULL,
-        error     TEXT NOT NULL,
-        attempts  INTEGER NOT NULL,
-        failed_at TEXT NOT NULL
-    ) STRICT
-    """,
     "CREATE INDEX IF NOT EXISTS failed_adds_by_scope ON failed_adds (scope)",
     """
     CREATE TABLE IF NOT EXISTS failed_turns (
@@ -40,7 +31,7 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS failed_turns_by_turn ON failed_turns (turn)",
     # Whoever takes the words out of a turn need not know of this table.
     """
-    CREATE TRIGGER IF NOT EXISTS failed_turn_forgotten AFTER UPDATE OF text ON turns WHEN new.text IS NULL
+    CREATE TRIGGER IF NOT EXISTS failed_turn_forgotten AFTER UPDATE OF words ON turns WHEN new.words IS NULL
     BEGIN DELETE FROM failed_turns WHERE turn = new.number; END
     """,
     """
@@ -114,12 +105,12 @@ class FailedAdds:
                 )
             elif turns:
                 number = db.execute(
-                    "INSERT INTO failed_adds (scope, ids, options, error, attempts, failed_at)"
+                    "INSERT INTO failed_adds (scope, ids, words, error, attempts, failed_at)"
                     " VALUES (?, ?, ?, ?, 1, ?)",
                     (
                         scope,
                         json.dumps(dict(ids)),
-                        json.dumps(dict(options), default=str, skipkeys=True),
+                        packed(json.dumps(dict(options), default=str, skipkeys=True)),
                         error,
                         _now(),
                     ),
@@ -150,15 +141,19 @@ class FailedAdds:
             self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY number", scope)
         )
 
+    def get(self, number: int) -> FailedAdd | None:
+        """One of them; None where it is gone."""
+        rows = self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number)
+        return next(iter(self._rows(rows)), None)
+
     @contextmanager
-    def claimed(self, number: int) -> Iterator[FailedAdd | None]:
-        """A call, for the block only the caller's to make again; None where it is somebody else's, or gone."""
+    def claimed(self, number: int) -> Iterator[bool]:
+        """Whether a call is, for the block, only the caller's to make again. Reads nothing: it never blocks."""
         with self._lock:
             mine = number not in self._claimed
             self._claimed.add(number)
         try:
-            rows = self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number) if mine else []
-            yield next(iter(self._rows(rows)), None)
+            yield mine
         finally:
             if mine:
                 with self._lock:

@@ -23,101 +23,21 @@ from threading import RLock
 from typing import Any
 
 from inferscale_memory.journal.failed import FailedAdds
+from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
+from inferscale_memory.journal.words import packed
 from inferscale_memory.sqlite import transaction
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
 
-# What a journal is made of, and how one of an earlier format becomes one of the next.
-_STEPS = (
-    """
-CREATE TABLE turns (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope   TEXT NOT NULL,
-    ordinal INTEGER NOT NULL,
-    session INTEGER NOT NULL,
-    role    TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    text    TEXT,
-    said_at TEXT,
-    UNIQUE (scope, ordinal)
-) STRICT;
-CREATE INDEX turns_by_session ON turns (session);
-
-CREATE TABLE facts (
-    place    INTEGER PRIMARY KEY AUTOINCREMENT,
-    fact     TEXT NOT NULL UNIQUE,
-    owner    TEXT NOT NULL,
-    scope    TEXT NOT NULL,
-    tag      TEXT NOT NULL,
-    text     TEXT NOT NULL,
-    speaker  TEXT NOT NULL,
-    said_at  TEXT,
-    session  INTEGER,
-    verbatim INTEGER NOT NULL
-) STRICT;
-CREATE INDEX facts_by_session ON facts (session);
-
-CREATE TABLE sources (
-    fact TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
-    PRIMARY KEY (fact, turn)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX sources_by_turn ON sources (turn);
-
-CREATE TABLE ledger (
-    fact        TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    fingerprint TEXT NOT NULL,
-    owner       TEXT NOT NULL,
-    key         TEXT NOT NULL,
-    tokens      INTEGER NOT NULL,
-    line        TEXT NOT NULL,
-    PRIMARY KEY (fact, fingerprint)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX ledger_by_key ON ledger (key);
-
-CREATE TABLE held (
-    fact        TEXT NOT NULL,
-    fingerprint TEXT NOT NULL,
-    other       TEXT,
-    turn        INTEGER,
-    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
-) STRICT;
-CREATE INDEX held_by_blob ON held (fact, fingerprint);
-CREATE INDEX held_by_fact ON held (other);
-CREATE INDEX held_by_turn ON held (turn);
-
-CREATE TABLE forgotten (
-    fact TEXT PRIMARY KEY
-) STRICT, WITHOUT ROWID
-""",
-    """
-ALTER TABLE facts ADD COLUMN expires TEXT;
-CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
-CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
-
-CREATE TABLE intents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind   TEXT NOT NULL,
-    fact   TEXT NOT NULL,
-    scope  TEXT NOT NULL,
-    words  TEXT NOT NULL,
-    turns  TEXT NOT NULL
-) STRICT
-""",
-)
-_FORMAT = len(_STEPS)
 _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
 _AMONG = "IN (SELECT value FROM json_each(?))"
-_LIVING = (
-    "SELECT 1 FROM facts WHERE instr(lower(text), lower(:text))"
-    " UNION ALL SELECT 1 FROM turns WHERE instr(lower(text), lower(:text)) LIMIT 1"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +65,7 @@ class Journal:
 
     Attributes:
         failed_adds: calls to `add` that are to be made again.
+        owed: what an engine is still to be told to forget.
 
     Invariants:
         - A ledger entry exists only for a fact that exists, and its window only held text that still exists.
@@ -155,28 +76,10 @@ class Journal:
         """Open the journal in file `path`, creating it and its folder. Raises `sqlite3.Error` on a foreign
         file."""
         self._session_gap = session_gap
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = RLock()
-        self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "secure_delete = ON",
-            "foreign_keys = ON",
-            "temp_store = MEMORY",
-        ):
-            self._db.execute(f"PRAGMA {pragma}")
-        with self._change() as db:
-            found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found > _FORMAT:
-                raise sqlite3.DatabaseError(
-                    f"{path} is a journal of format {found}, this library reads {_FORMAT}"
-                )
-            for step in _STEPS[found:]:
-                for statement in step.split(";\n"):
-                    db.execute(statement)
-            db.execute(f"PRAGMA user_version = {_FORMAT}")
+        self._db = opened(path)
         self.failed_adds = FailedAdds(self._change, self._read)
+        self.owed = OwedForgetting(self._change, self._read)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -198,9 +101,9 @@ class Journal:
                     one_session or _close(last.when, turn.when, self._session_gap)
                 )
                 number = db.execute(
-                    "INSERT INTO turns (scope, ordinal, session, role, speaker, text, said_at)"
+                    "INSERT INTO turns (scope, ordinal, session, role, speaker, words, said_at)"
                     " VALUES (?, ?, 0, ?, ?, ?, ?)",
-                    (scope, ordinal, turn.role, turn.speaker, turn.text, _iso(turn.when)),
+                    (scope, ordinal, turn.role, turn.speaker, packed(turn.text), _iso(turn.when)),
                 ).lastrowid
                 assert number is not None
                 session = last.session if last is not None and follows else number
@@ -217,26 +120,29 @@ class Journal:
     def turns(self, numbers: Iterable[int]) -> list[Turn]:
         """Those of these turns that were not forgotten, in order."""
         rows = self._read(
-            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND text IS NOT NULL ORDER BY number",
+            f"SELECT {_TURN} FROM turns WHERE number {_AMONG} AND words IS NOT NULL ORDER BY number",
             json.dumps(list(numbers)),
         )
         return [_turn(row) for row in rows]
 
-    def turns_saying(self, scope: str, words: Sequence[str]) -> list[int]:
-        """Numbers of the owner's turns, in any scope that begins as this one does, that say the first of `words` or
-        are one of the others, as an app's messages are that it sends again with every call. A turn that is a fact
-        word for word is not among them."""
+    def turns_saying(self, scope: str, words: Sequence[Sequence[str]]) -> list[int]:
+        """Numbers of the owner's turns, in any scope that begins as this one does, that say the first of one of
+        `words` or are one of its others, as an app's messages are that it sends again with every call. A turn that is
+        a fact word for word is not among them."""
         owner = scope.split("&")[0]
         rows = self._read(
             # The apostrophe follows the ampersand.
             "SELECT number, text FROM turns WHERE (scope = ? OR (scope > ? AND scope < ?))"
-            " AND text IS NOT NULL AND NOT EXISTS"
+            " AND words IS NOT NULL AND NOT EXISTS"
             " (SELECT 1 FROM sources JOIN facts USING (fact) WHERE turn = number AND verbatim)",
             owner,
             f"{owner}&",
             f"{owner}'",
         )
-        return [number for number, said in rows if says(said, words[0]) or said in words]
+        same = {text for these in words for text in these}
+        return [
+            number for number, said in rows if said in same or any(says(said, these[0]) for these in words)
+        ]
 
     def turns_within(self, wanted: Callable[[str], bool]) -> list[int]:
         """Numbers of the turns of every scope that is `wanted`."""
@@ -245,7 +151,7 @@ class Journal:
     def turns_of_session(self, session: int) -> list[Turn]:
         """The turns of a session in order, without the forgotten ones."""
         rows = self._read(
-            f"SELECT {_TURN} FROM turns WHERE session = ? AND text IS NOT NULL ORDER BY ordinal", session
+            f"SELECT {_TURN} FROM turns WHERE session = ? AND words IS NOT NULL ORDER BY ordinal", session
         )
         return [_turn(row) for row in rows]
 
@@ -260,6 +166,22 @@ class Journal:
         fact that was forgotten between its writing and this call is not."""
         with self._change() as db:
             return [fact.fact for fact in facts if self._put(db, fact)]
+
+    def link_again(self, ids: Iterable[str], turns: Iterable[int]) -> None:
+        """These facts, known or not, were said once more in these turns, which go with them."""
+        pairs = [(fact, turn) for turn in turns for fact in ids]
+        with self._change() as db:
+            db.executemany("INSERT OR IGNORE INTO echoes (fact, turn) VALUES (?, ?)", pairs)
+
+    def turns_of(self, ids: Iterable[str]) -> list[int]:
+        """Numbers of the turns that these facts came from, or that said them again."""
+        name, among = json.dumps(list(ids)), f"fact {_AMONG}"
+        rows = self._read(
+            f"SELECT turn FROM sources WHERE {among} UNION SELECT turn FROM echoes WHERE {among} ORDER BY turn",
+            name,
+            name,
+        )
+        return [row[0] for row in rows]
 
     def allow(self, ids: Sequence[str]) -> None:
         """Lift the ban on facts that were forgotten: they are about to be written anew."""
@@ -317,8 +239,9 @@ class Journal:
         if self._read("SELECT 1 FROM forgotten WHERE fact = ?", fact.fact):
             return False
         db.execute(
-            f"INSERT INTO facts ({_FACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
-            " owner = excluded.owner, scope = excluded.scope, tag = excluded.tag, text = excluded.text,"
+            "INSERT INTO facts (fact, owner, scope, tag, words, speaker, said_at, session, verbatim, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (fact) DO UPDATE SET"
+            " owner = excluded.owner, scope = excluded.scope, tag = excluded.tag, words = excluded.words,"
             " speaker = excluded.speaker, said_at = excluded.said_at, session = excluded.session,"
             " verbatim = excluded.verbatim, expires = excluded.expires",
             (
@@ -326,7 +249,7 @@ class Journal:
                 fact.owner,
                 fact.scope,
                 fact.tag,
-                fact.text,
+                packed(fact.text),
                 fact.speaker,
                 _iso(fact.when),
                 fact.session,
@@ -376,9 +299,9 @@ class Journal:
     def _stands(self, context: Context) -> bool:
         known = self.facts(fact.fact for fact in context.facts)
         turns = json.dumps(list(context.turns))
-        said = self._read(f"SELECT count(*) FROM turns WHERE number {_AMONG} AND text IS NOT NULL", turns)[0][
+        said = self._read(f"SELECT count(*) FROM turns WHERE number {_AMONG} AND words IS NOT NULL", turns)[
             0
-        ]
+        ][0]
         return said == len(context.turns) and all(known.get(fact.fact) == fact for fact in context.facts)
 
     def _entries(self, condition: str, *values: str) -> list[LedgerEntry]:
@@ -400,8 +323,9 @@ class Journal:
         are banned from coming back, known or not."""
         with self._change() as db:
             facts = list(self.facts(ids).values())
-            forgotten = self._take_words(db, facts, [turn for fact in facts for turn in fact.turns])
-            db.execute(f"DELETE FROM facts WHERE fact {_AMONG}", (json.dumps(ids),))
+            forgotten = self._take_words(db, facts, self.turns_of(ids))
+            for table in ("facts", "echoes"):
+                db.execute(f"DELETE FROM {table} WHERE fact {_AMONG}", (json.dumps(ids),))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT value FROM json_each(?)", (json.dumps(ids),))
             return forgotten
 
@@ -410,8 +334,9 @@ class Journal:
         `forget_facts`; it keeps its place."""
         with self._change() as db:
             old = list(self.facts([fact.fact]).values())
-            turns = [turn for known in old if known.text != fact.text for turn in known.turns]
-            forgotten = self._take_words(db, old, turns)
+            reworded = [known.fact for known in old if known.text != fact.text]
+            forgotten = self._take_words(db, old, self.turns_of(reworded))
+            db.execute(f"DELETE FROM echoes WHERE fact {_AMONG}", (json.dumps(reworded),))
             self._put(db, fact)
             return forgotten
 
@@ -426,15 +351,15 @@ class Journal:
             facts, blobs = self._facts("?", 1), self._entries("1")
             forgotten = Forgotten(tuple(facts), tuple(blobs), turns=self._alone("?", 1))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT fact FROM facts")
-            for table in ("held", "ledger", "sources", "facts", "turns"):
+            for table in ("held", "ledger", "echoes", "sources", "facts", "turns"):
                 db.execute(f"DELETE FROM {table}")
             return forgotten
 
-    def scrub(self, words: Collection[str] | None) -> bool:
-        """Leave nothing of forgotten `words` in the file; None for whatever they were. False where somebody
-        else keeps it from being done."""
+    def scrub(self) -> bool:
+        """Leave nothing of what was forgotten in the file: it lay on pages that are zeroed, and is left in the
+        write-ahead log alone. False where somebody else keeps it from being done."""
         with self._lock:
-            return scrub(self._db, words, _LIVING)
+            return scrub(self._db, (), "")
 
     def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
         """Redact `turns`, and strike the blobs of `facts` and of whatever held either."""
@@ -456,7 +381,7 @@ class Journal:
     def _alone(self, condition: str, value: str | int) -> tuple[tuple[str, int], ...]:
         """Scope and number of turns with words that no fact was drawn from."""
         rows = self._read(
-            f"SELECT scope, number FROM turns WHERE {condition} AND text IS NOT NULL"
+            f"SELECT scope, number FROM turns WHERE {condition} AND words IS NOT NULL"
             " AND NOT EXISTS (SELECT 1 FROM sources WHERE turn = number)",
             value,
         )
@@ -468,13 +393,14 @@ class Journal:
         """Note what is about to be done; its number."""
         with self._change() as db:
             number = db.execute(
-                "INSERT INTO intents (kind, fact, scope, words, turns) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO intents (kind, fact, scope, words, turns, facts) VALUES (?, ?, ?, ?, ?, ?)",
                 (
                     intent.kind,
                     intent.fact,
                     intent.scope,
-                    json.dumps(intent.words, ensure_ascii=False),
+                    packed(json.dumps(intent.words, ensure_ascii=False)),
                     json.dumps(intent.turns),
+                    json.dumps(intent.facts),
                 ),
             ).lastrowid
             assert number is not None
@@ -484,9 +410,9 @@ class Journal:
         """Of these only the scrub is left: the intents themselves hold the words."""
         with self._change() as db:
             db.execute(
-                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = '[]', turns = '[]'"
+                "UPDATE intents SET kind = 'scrub', fact = '', scope = '', words = ?, turns = '[]', facts = '[]'"
                 f" WHERE number {_AMONG}",
-                (json.dumps(list(numbers)),),
+                (packed("[]"), json.dumps(list(numbers))),
             )
 
     def finish(self, numbers: Collection[int]) -> None:
@@ -503,10 +429,10 @@ class Journal:
 
     def begun(self) -> dict[int, Intent]:
         """What was begun and is not finished, by number."""
-        rows = self._read("SELECT number, kind, fact, scope, words, turns FROM intents ORDER BY number")
+        rows = self._read("SELECT number, kind, fact, scope, said, turns, facts FROM intents ORDER BY number")
         return {
-            number: Intent(kind, fact, scope, tuple(json.loads(words)), tuple(json.loads(turns)))
-            for number, kind, fact, scope, words, turns in rows
+            number: Intent(kind, fact, scope, *(tuple(json.loads(listed)) for listed in lists))
+            for number, kind, fact, scope, *lists in rows
         }
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -540,7 +466,7 @@ class Journal:
 
 def _redact(db: sqlite3.Connection, turns: Iterable[int]) -> None:
     db.executemany(
-        "UPDATE turns SET text = NULL, speaker = '' WHERE number = ?", [(number,) for number in turns]
+        "UPDATE turns SET words = NULL, speaker = '' WHERE number = ?", [(number,) for number in turns]
     )
 
 

@@ -108,6 +108,7 @@ class Intent:
         scope: whose facts are added or deleted.
         words: what is to be forgotten: the fact's text, then the texts of the turns it came from.
         turns: numbers of the turns that are being added.
+        facts: ids of the facts that the store had when everything of a scope was to be deleted.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Intent:
     scope: str = ""
     words: tuple[str, ...] = ()
     turns: tuple[int, ...] = ()
+    facts: tuple[str, ...] = ()
 
     @property
     def says_something(self) -> bool:

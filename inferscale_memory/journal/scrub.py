@@ -51,8 +51,13 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
 def _is_left(db: sqlite3.Connection, words: Collection[str] | None, living: str) -> bool:
     if words is None or len(words) > _LOOKED_FOR:
         return True
-    gone = [text for text in words if text and db.execute(living, {"text": text}).fetchone() is None]
+    gone = [text for text in words if text]
     if not gone:
         return False
     image = db.serialize()
-    return bool(find(image, [spelling for text in gone for spelling in spellings(text)]))
+    # Hardly anything is ever left, and to look for it is quicker than to ask every row.
+    left = find(image, [spelling for text in gone for spelling in spellings(text)])
+    return bool(left) and any(
+        db.execute(living, {"text": text}).fetchone() is None and find(image, spellings(text))
+        for text in gone
+    )

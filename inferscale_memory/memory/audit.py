@@ -30,15 +30,18 @@ class Audit:
     Attributes:
         found: places in files, in any case of its letters, as it is or escaped as JSON.
         blobs: keys of the blobs that the engine holds of facts that say it, or behind a window that does.
+        pending: how often the engine still has to be told to forget, whatever it was: it has failed when it was told,
+            and may hold blobs of any text that was deleted before.
     """
 
     found: tuple[Place, ...]
     blobs: tuple[str, ...]
+    pending: int = 0
 
     @property
     def clean(self) -> bool:
         """Whether it is nowhere."""
-        return not self.found and not self.blobs
+        return not self.found and not self.blobs and not self.pending
 
 
 def audited(core: Core, files: Sequence[Path], text: str) -> Audit:
@@ -46,7 +49,8 @@ def audited(core: Core, files: Sequence[Path], text: str) -> Audit:
     if not text.strip():
         raise ValueError("the text to look for is empty: pass the words that were to be forgotten")
     found = search_files(files, spellings(text.strip()))
-    return Audit(tuple(Place(file, offset) for file, offset in found), tuple(core.blobs_saying(text.strip())))
+    places = tuple(Place(file, offset) for file, offset in found)
+    return Audit(places, tuple(core.blobs_saying(text.strip())), core.telling.pending)
 
 
 def files_of(folder: Path, mem0: Any) -> list[Path]:

@@ -25,6 +25,7 @@ from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.environment import home
 from inferscale_memory.memory.legacy import current_options
 from inferscale_memory.memory.llm import PROVIDER, register
+from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
 log = logging.getLogger(__name__)
@@ -84,12 +85,17 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A memory's configuration, read."""
+    """A memory's configuration, read.
+
+    Attributes:
+        own_history: whether mem0's history is to lie where the store's other files do: nobody has said where.
+    """
 
     mem0: MemoryConfig
     engine: LazyEngine
     injection: Injection
     folder: Path
+    own_history: bool
 
     @classmethod
     def read(
@@ -116,9 +122,15 @@ class Settings:
         lazy = LazyEngine(
             engine, chosen=chosen, eager=chosen or not own_llm, heading=how.heading, default_system=how.system
         )
+        own_history = mine and "history_db_path" not in options
         # What is no dictionary is mem0's own object, or stands for one in a test: it is taken as it is.
         mem0 = _mem0_config(options, lazy, where) if mine else cast(MemoryConfig, config)
-        return cls(mem0, lazy, how, where)
+        if (
+            own_history
+        ):  # the store may be the second of its folder; if it is new, that is settled when it opens
+            history = StoreFiles.of(where, name_of(mem0.vector_store, where)).history
+            mem0.history_db_path = str(history) if history.exists() else mem0.history_db_path
+        return cls(mem0, lazy, how, where, own_history)
 
 
 def _with_blobs(engine: Any, blobs: Any) -> Any:

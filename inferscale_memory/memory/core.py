@@ -18,14 +18,18 @@ from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
-from inferscale_memory.memory.entities import MOST, Entities, rows_of
+from inferscale_memory.memory.entities import Entities
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
-from inferscale_memory.memory.past import Past
+from inferscale_memory.memory.past import Past, deletion
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
 from inferscale_memory.memory.recovery import Recovery
+from inferscale_memory.memory.rows import MOST, ids_in, rows_of
+from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.store_files import StoreFiles, name_of
+from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
 
@@ -59,6 +63,7 @@ class Core:
         self.past = Past(lambda: getattr(stores, "db", None))
         self.entities = Entities(lambda: stores.entity_store)
         at_hand = AtHand()
+        self.telling = Telling(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
         self.encoder = Encoder(
             self.journal,
@@ -68,6 +73,7 @@ class Core:
             w=self.injection.w,
             check=self._check,
             expire=lambda: self.writes.expire(),
+            forget=self.telling.forget,
         )
         self.answers = Answers(self.engine, at_hand)
         self.recall = Recall(self.journal, self.engine, self.encoder, at_hand, preambles, self.injection)
@@ -79,7 +85,7 @@ class Core:
             self._payload,
             self.recall.forget_lines,
         )
-        self.writes = WritePath(self.journal, self.engine, self.encoder, at_hand, forgetting)
+        self.writes = WritePath(self.journal, self.telling, self.encoder, forgetting)
 
     def mirror_facts(self, store: Any) -> Any:
         """The fact store as mem0 is to see it."""
@@ -93,13 +99,30 @@ class Core:
 
     def recover(self) -> None:
         """Finish what a crash has cut off, and put away what has expired meanwhile."""
+        self.telling.start()
         Recovery(self.journal, self.writes, self.past, self.entities, self._stores.vector_store).run()
         self.writes.expire(resumed=True)
 
+    def ids(self, scope: Scope) -> tuple[str, ...]:
+        """Ids of the facts in the store that carry these ids; in an empty scope all. As far as it lists them."""
+        return ids_in(self._stores.vector_store, scope.ids or None)
+
+    def delete_many(self, scope: Scope, history: Any) -> None:
+        """Delete the facts of a scope at once, where the store can; mem0 deletes them one by one. `history` is mem0's
+        own, and gets the events that it would write."""
+        store = self._stores.vector_store
+        rows = [(str(row.id), row.payload or {}) for row in self._rows(scope)]
+        if not rows:
+            return
+        store.delete_many([name for name, _ in rows])
+        history.batch_add_history([deletion(name, payload) for name, payload in rows])
+
+    def _rows(self, scope: Scope) -> list[Any]:
+        return rows_of(self._stores.vector_store.list(filters=scope.ids or None, top_k=MOST))
+
     def expired(self) -> list[str]:
         """Ids of the facts in the store whose last day has passed."""
-        rows = rows_of(self._stores.vector_store.list(top_k=MOST))
-        return [str(row.id) for row in rows if is_expired(row.payload or {})]
+        return [str(row.id) for row in self._rows(Scope()) if is_expired(row.payload or {})]
 
     def blobs_saying(self, text: str) -> list[str]:
         """Keys of the blobs that the engine has of facts that say `text`, or behind a window that does."""
@@ -163,10 +186,16 @@ def _text(content: Any) -> str:
 
 
 def _open_journal(settings: Settings) -> Journal:
+    """The journal of the store, whose history goes with it."""
     path = settings.folder / "journal.sqlite"
     try:
-        return Journal(path, session_gap=timedelta(seconds=settings.injection.session_gap))
+        files = StoreFiles.claimed(settings.folder, name_of(settings.mem0.vector_store, settings.folder))
+        path = files.journal
+        journal = Journal(path, session_gap=timedelta(seconds=settings.injection.session_gap))
     except (sqlite3.Error, OSError) as error:
         raise ConfigurationError(
             f"the journal {path} cannot be opened ({error}): pass another folder, or move that file away"
         ) from error
+    if settings.own_history:
+        settings.mem0.history_db_path = str(files.history)
+    return journal

@@ -14,7 +14,7 @@ from threading import Condition, Thread, current_thread
 
 from inferscale_memory.engine.base import EncodeResult, Engine
 from inferscale_memory.errors import EngineError
-from inferscale_memory.journal import Fact, Journal, LedgerEntry
+from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.plan import Planned, Planner, fact_words
@@ -47,9 +47,10 @@ class Encoder:
         w: int,
         check: Callable[[Sequence[str]], None],
         expire: Callable[[], None],
+        forget: Callable[[Sequence[Owed]], None],
     ) -> None:
         """`check` brings the journal in step with the store for the ids it is given, `expire` takes out of it
-        what has expired."""
+        what has expired, `forget` tells the engine what to forget."""
         self.failed: dict[str, str] = {}
         self._journal = journal
         self._engine = engine
@@ -58,6 +59,7 @@ class Encoder:
         self._w = w
         self._check = check
         self._expire = expire
+        self._forget = forget
         self._changed = Condition()
         self._waiting: dict[str, bool] = {}  # id -> whether to check it first
         self._working = 0
@@ -236,14 +238,13 @@ class Encoder:
             else:
                 late.append((fact.fact, ref.key))
         if late:
-            self._discard(engine, plan, late)
+            self._discard(plan, late)
 
-    def _discard(self, engine: Engine, plan: Planned, late: Sequence[tuple[str, str]]) -> None:
+    def _discard(self, plan: Planned, late: Sequence[tuple[str, str]]) -> None:
         """Something in the window, or the fact, was forgotten while it was encoded."""
         known = self._journal.facts(fact.fact for fact in plan.mentioned)
         dead = [fact.tag for fact in plan.mentioned if known.get(fact.fact) != fact]
-        engine.forget(plan.request.owner, [key for _, key in late], dead)
-        self._at_hand.drop(key for _, key in late)
+        self._forget([Owed(plan.request.owner, tuple(key for _, key in late), tuple(dead))])
         self.submit([fact for fact, _ in late if fact in known], wait=False)
 
     def _fail(self, fact: Fact, reason: str) -> None:

@@ -15,6 +15,7 @@ from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
 PROVIDERS = ("vllm", "transformers")
+_IN_PROCESS = (None, "vllm", "transformers")
 
 
 class LazyEngine:
@@ -63,6 +64,11 @@ class LazyEngine:
     def started(self) -> Engine | None:
         """The engine, if there is one already."""
         return self._engine
+
+    @property
+    def outlives_us(self) -> bool:
+        """Whether what it holds stays when this process ends: it is served by another one."""
+        return self._engine is None and self._options.get("provider") not in _IN_PROCESS
 
     def get(self) -> Engine:
         """The engine; made now if there is none. Raises what making it raises."""

@@ -10,10 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from inferscale_memory.memory.rows import MOST, rows_of
 from inferscale_memory.memory.scope import Scope
-
-MOST = 1_000_000
-"""How many rows of a store are looked through. mem0 itself stops at 10,000 entities."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ class Entities:
 
     def unlink(self, scope: Scope, gone: Callable[[str], bool]) -> set[str]:
         """Remove the links to memories that are gone, and entities that no other memory names: their texts."""
-        texts = set[str]()
+        texts, alone = set[str](), list[Any]()
         store = self._opened()
         if store is None:
             return texts
@@ -38,10 +36,15 @@ class Entities:
                 continue
             left = [name for name in linked if not gone(name)]
             if not left:
-                store.delete(vector_id=row.id)
+                alone.append(row.id)
                 texts.add(str(payload.get("data") or ""))
             elif left != linked:
                 store.update(vector_id=row.id, vector=None, payload={**payload, "linked_memory_ids": left})
+        if alone and hasattr(store, "delete_many"):
+            store.delete_many(alone)
+        else:
+            for row_id in alone:
+                store.delete(vector_id=row_id)
         return texts
 
     def clear(self) -> None:
@@ -56,10 +59,3 @@ class Entities:
         except Exception as error:  # then nothing of it is in use either
             _log.warning("the entity store cannot be opened: %s", error)
             return None
-
-
-def rows_of(listed: Any) -> list[Any]:
-    """The rows in what a store's `list` returns: mem0's stores wrap them in various ways."""
-    if isinstance(listed, list | tuple) and listed and isinstance(listed[0], list | tuple):
-        listed = listed[0]
-    return list(listed or ())

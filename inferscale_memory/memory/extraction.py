@@ -96,9 +96,9 @@ def schema_for(messages: Sequence[Mapping[str, Any]], max_tokens: int) -> dict[s
     }
 
 
-def check_answer(answer: Any) -> None:
-    """Raises ExtractionLLMError where mem0 would find nothing in an answer, or break on it, though there may be
-    something."""
+def check_answer(answer: Any) -> list[str]:
+    """The texts of the facts in an answer. Raises ExtractionLLMError where mem0 would find nothing in it, or break on
+    it, though there may be something."""
     text = remove_code_blocks(answer)
     if not text.strip():
         raise ExtractionLLMError(f"the model gave no answer, or refused to. {_REMEDY}")
@@ -121,6 +121,7 @@ def check_answer(answer: Any) -> None:
         raise ExtractionLLMError(
             f"the model's answer holds facts without a text: use a model that follows instructions. {_REMEDY}"
         )
+    return [text for text in texts if text]
 
 
 _REMEDY = "The messages are kept: retry_failed() tries again"

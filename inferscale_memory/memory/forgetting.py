@@ -46,12 +46,11 @@ class Forgetting:
             whose = Scope.read(whole.scope)
             turns = self._journal.turns_within(lambda scope: whose.covers(Scope.read(scope)))
             forgotten.append(self._journal.forget_turns(turns))
-        saying = {
-            turn
-            for loss in lost
-            if loss.says_something
-            for turn in self._journal.turns_saying(loss.scope, loss.words)
-        }
+        words: dict[str, list[tuple[str, ...]]] = {}
+        for loss in lost:
+            if loss.says_something:
+                words.setdefault(loss.scope.split("&")[0], []).append(loss.words)
+        saying = [turn for owner, these in words.items() for turn in self._journal.turns_saying(owner, these)]
         if saying:
             forgotten.append(self._journal.forget_turns(saying))
         return forgotten
@@ -75,6 +74,11 @@ class Forgetting:
         if self._scrub(None if unknown or (whole and whole.kind == RESET) else words):
             self._journal.finish(begun)
 
+    def enter(self, facts: Sequence[str]) -> None:
+        """The last event of each of these, if mem0 did not come to write it."""
+        for fact in facts:
+            self._past.enter(fact, self.held(fact))
+
     def unlink(self, loss: Intent) -> set[str]:
         """Take the links of one fact away now: mem0 is about to link its new words."""
         return self._entities.unlink(Scope.read(loss.scope), loss.fact.__eq__)
@@ -89,7 +93,9 @@ class Forgetting:
         if whole is not None:
             self._past.forget_scope(Scope.read(whole.scope))
             if resumed or whole.kind == RESET:
-                now |= {name: None for name in self._past.memories() if self.held(name) is None}
+                left = self._past.memories()  # of any store that shares the file
+                ours = self._journal.banned(left).union(whole.facts).intersection(left)
+                now |= {name: None for name in ours if self.held(name) is None}
         self._past.redact(now)
 
     def _links(self, lost: Sequence[Intent], whole: Intent | None, resumed: bool) -> set[str]:
@@ -97,7 +103,7 @@ class Forgetting:
         gone: dict[str, set[str]] = {}
         for loss in lost:
             if loss.kind == DELETE:
-                gone.setdefault(loss.scope, set()).add(loss.fact)
+                gone.setdefault(loss.scope if whole is None else whole.scope, set()).add(loss.fact)
         texts = set[str]()
         for scope, ids in gone.items():
             texts |= self._entities.unlink(Scope.read(scope), ids.__contains__)
@@ -106,5 +112,5 @@ class Forgetting:
         return texts
 
     def _scrub(self, words: set[str] | None) -> bool:
-        done = [part.scrub(words) for part in (self._journal, self._past, self._leftovers)]
+        done = [self._journal.scrub(), self._past.scrub(words), self._leftovers.scrub(words)]
         return all(done)

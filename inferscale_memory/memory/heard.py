@@ -20,10 +20,12 @@ class Attempt:
 
     Attributes:
         failure: what its LLM raised, or what was wrong with its answer; None while nothing was.
+        texts: the facts that its LLM has drawn, whether mem0 writes them or not.
     """
 
     def __init__(self, memory: Any) -> None:
         self.failure: Exception | None = None
+        self.texts: list[str] = []
         self._memory = memory
 
     def of(self, memory: Any) -> bool:
@@ -80,7 +82,7 @@ class _Heard:
             answer = self._llm.generate_response(*args, **options)
             extracting = options.get("response_format") is not None  # mem0 asks for JSON then, and never else
             if extracting:
-                check_answer(answer)
+                self._attempt.texts += check_answer(answer)
         except Exception as error:
             self._attempt.failure = error
             raise

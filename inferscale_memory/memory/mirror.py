@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from mem0.vector_stores.base import VectorStoreBase
 
+from inferscale_memory.memory.rows import ids_in, rows_of
+
 Payload = Mapping[str, Any]
 
 Rows = Sequence[tuple[str, Payload]]
@@ -35,8 +37,14 @@ class Mirror(Protocol):
     def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None:
         """A fact is about to get another payload, or none. `held` reads the one it has."""
 
-    def losing_everything(self) -> None:
-        """All facts are about to go."""
+    def losing_many(self, rows: Rows) -> None:
+        """These facts, with the payloads they have, are about to go."""
+
+    def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None:
+        """All facts are about to go. `ids` names them."""
+
+    def shown(self, rows: Rows) -> None:
+        """A search has found these facts."""
 
     def written(self, rows: Rows) -> None: ...
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
@@ -53,7 +61,9 @@ class _Deaf:
 
     def expect(self, ids: Sequence[str]) -> None: ...
     def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None: ...
-    def losing_everything(self) -> None: ...
+    def losing_many(self, rows: Rows) -> None: ...
+    def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None: ...
+    def shown(self, rows: Rows) -> None: ...
     def written(self, rows: Rows) -> None: ...
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
     def deleted(self, ids: Sequence[str]) -> None: ...
@@ -107,6 +117,8 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
     order.
     """
 
+    _OWN = ("_inner", "_lock", "_mirror", "_order")
+
     def __init__(self, inner: Any, lock: StoreLock, mirror: Mirror) -> None:
         self._inner = inner
         self._lock = lock
@@ -114,9 +126,19 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         self._order = RLock()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # copying asks for it before it exists
+        if name in self._OWN:  # copying asks for it before it exists
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        found = getattr(self._inner, name)
+        return self._delete_many if name == "delete_many" else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What an app sets on its store is the store's. Its methods are covered by those here: set in its place
+        they would go unseen, so they are set here, as on any object."""
+        own = name in self._OWN or hasattr(type(self), name)
+        object.__setattr__(self if own else self._inner, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self if name in self.__dict__ else self._inner, name)
 
     # -- writes ----------------------------------------------------------------------------------------------
 
@@ -127,10 +149,11 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         ids: Sequence[str] | None = None,
     ) -> Any:
         rows = list(zip(ids, payloads, strict=True)) if ids is not None and payloads is not None else []
-        self._mirror.expect([fact for fact, _ in rows])
-        with self._lock:
-            done = self._inner.insert(vectors=vectors, payloads=payloads, ids=ids)
-        self._mirror.written(rows)
+        with self._mirror.at_work():
+            self._mirror.expect([fact for fact, _ in rows])
+            with self._lock:
+                done = self._inner.insert(vectors=vectors, payloads=payloads, ids=ids)
+            self._mirror.written(rows)
         return done
 
     def update(self, vector_id: str, vector: Any = None, payload: Mapping[str, Any] | None = None) -> Any:
@@ -153,6 +176,17 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             self._mirror.deleted([vector_id])
             return done
 
+    def _delete_many(self, vector_ids: Sequence[str]) -> Any:
+        """Where the store deletes many facts in one go."""
+        with self._order, self._mirror.at_work():
+            ids = [str(fact) for fact in vector_ids]
+            held = [(fact, payload) for fact in ids if (payload := self._held(fact)) is not None]
+            self._mirror.losing_many(held)
+            with self._lock:
+                done = self._inner.delete_many(ids)
+            self._mirror.deleted(ids)
+            return done
+
     def delete_col(self) -> Any:
         return self._clear("delete_col")
 
@@ -161,11 +195,15 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
 
     def _clear(self, method: str) -> Any:
         with self._order, self._mirror.at_work():
-            self._mirror.losing_everything()
+            self._mirror.losing_everything(self._ids)
             with self._lock:
                 done = getattr(self._inner, method)()
             self._mirror.cleared()
             return done
+
+    def _ids(self) -> tuple[str, ...]:
+        with self._lock:
+            return ids_in(self._inner)
 
     def _held(self, fact: str) -> Payload | None:
         with self._lock:
@@ -180,7 +218,9 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
 
     def search(self, *args: Any, **options: Any) -> Any:
         with self._lock:
-            return self._inner.search(*args, **options)
+            found = self._inner.search(*args, **options)
+        self._mirror.shown([(str(row.id), getattr(row, "payload", None) or {}) for row in rows_of(found)])
+        return found
 
     def search_batch(self, *args: Any, **options: Any) -> Any:
         with self._lock:

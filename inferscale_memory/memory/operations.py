@@ -17,6 +17,7 @@ from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
 from mem0.memory.main import _build_filters_and_metadata, _normalize_expiration_date
+from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.index.collection import Collection
@@ -121,6 +122,7 @@ async def _told(
             raise seen from (None if seen is made.failure else made.failure)
         if options.get("infer"):
             await kind.wait.call(failed.settle, about)
+            await kind.wait.call(core.writes.said_again, made.texts)
         return result
 
 
@@ -129,7 +131,8 @@ async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
     failed = core.journal.failed_adds
     results: list[Any] = []
     for number in [call.number for call in await kind.wait.call(failed.all)]:
-        with failed.claimed(number) as call, attempt(memory) as made:
+        with failed.claimed(number) as mine, attempt(memory) as made:
+            call = await kind.wait.call(failed.get, number) if mine else None
             if call is None:  # somebody else makes it again, or has
                 continue
             turns = await kind.wait.call(core.journal.turns, call.turns)
@@ -159,21 +162,36 @@ async def change(
 
 
 async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
+    core = core_of(memory)
     try:
         scope = Scope.of(_build_filters_and_metadata(**ids)[1])
     except (ValueError, Mem0ValidationError):  # mem0 says so itself
+        core = None
+    if core is None:
         return await change(kind, memory, "delete_all", **dict[str, Any](ids))
-    return await change(kind, memory, "delete_all", whole=Intent(DELETE_ALL, scope=scope.key), **ids)
+    whole = Intent(DELETE_ALL, scope=scope.key, facts=await kind.wait.call(core.ids, scope))
+    async with kind.wait.within(core.writes.collected(whole)):
+        if _deletes_as_mem0(kind, memory) and hasattr(memory.vector_store, "delete_many"):
+            await kind.wait.call(core.delete_many, scope, memory.db)
+        return await kind.wait.result(kind.mem0.delete_all(memory, **ids))
+
+
+def _deletes_as_mem0(kind: Kind, memory: Any) -> bool:
+    """Whether nobody has put something else in the place of how mem0 deletes one fact."""
+    own = getattr(memory._delete_memory, "__func__", None)
+    return own is kind.mem0._delete_memory and isinstance(memory.db, SQLiteManager)
 
 
 async def reset(kind: Kind, memory: Any) -> Any:
     """mem0's `reset`. Its sync one leaves the entities when it has not opened their store before, and its async one
     closes an embedded Qdrant before it turns to them, so they go first."""
     core = core_of(memory)
-    if core is not None:
-        await kind.wait.call(core.entities.clear)
-        memory._entity_store = None
-    return await change(kind, memory, "reset", whole=Intent(RESET))
+    if core is None:
+        return await change(kind, memory, "reset")
+    whole = Intent(RESET, facts=await kind.wait.call(core.ids, Scope()))
+    await kind.wait.call(core.entities.clear)
+    memory._entity_store = None
+    return await change(kind, memory, "reset", whole=whole)
 
 
 async def expire(kind: Kind, memory: Any) -> int:
@@ -189,6 +207,7 @@ async def expire(kind: Kind, memory: Any) -> int:
 async def flush(kind: Kind, memory: Any, progress: Progress | None, timeout: float | None) -> None:
     core = behind(memory)
     await kind.wait.call(core.writes.expire)
+    await kind.wait.call(core.telling.again)
     await kind.wait.call(core.encoder.flush, progress, timeout)
 
 

@@ -13,6 +13,7 @@ from sqlite3 import Connection
 from typing import Any
 from uuid import uuid4
 
+from mem0.memory.main import _normalize_iso_timestamp_to_utc
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.journal import Intent
@@ -25,6 +26,9 @@ _LIVING = (
     "SELECT 1 FROM history WHERE instr(lower(old_memory), lower(:text)) OR instr(lower(new_memory), lower(:text))"
     " UNION ALL SELECT 1 FROM messages WHERE instr(lower(content), lower(:text)) LIMIT 1"
 )
+_INDEX = "inferscale_events_by_memory"
+_TELLING = 3
+"""Words that make a turn one that is said once; a shorter one, as "yes", is in everything."""
 
 
 class Past:
@@ -40,6 +44,8 @@ class Past:
         if isinstance(manager, SQLiteManager) and manager.connection is not None:
             for pragma in ("secure_delete = ON", "temp_store = MEMORY"):
                 manager.connection.execute(f"PRAGMA {pragma}")
+            with manager._lock:  # mem0 looks through all events for those of one memory
+                manager.connection.execute(f"CREATE INDEX IF NOT EXISTS {_INDEX} ON history (memory_id)")
 
     def redact(self, now: Mapping[str, str | None]) -> None:
         """Take out of the events of these memories every text but the one that each has now."""
@@ -101,19 +107,38 @@ class Past:
                 )
 
     def forget_messages(self, lost: Sequence[Intent]) -> None:
-        """Delete the messages of the same owners that say one of these facts, or that are one of their turns."""
-        self._delete_messages(
-            lambda scope, content: any(
-                Scope.read(loss.scope).owner == scope.owner
-                and (says(content, loss.words[0]) or content in loss.words)
-                for loss in lost
-                if loss.says_something
-            )
-        )
+        """Delete the messages of the same owners that say one of these facts or its turns, whoever's they are, and
+        all of a call of which one is such a turn: instructions and what was seen in pictures are no turns, and the
+        fact may be drawn from them."""
+        words: dict[str, _Words] = {}
+        for loss in lost:
+            if loss.says_something:
+                words.setdefault(Scope.read(loss.scope).owner, _Words()).add(loss.words)
+        if not words:
+            return
+        with self._change() as db:
+            if db is None:
+                return
+            calls: dict[
+                tuple[str, str], list[tuple[str, str]]
+            ] = {}  # mem0 dates all messages of a call alike
+            for name, scope, at, said in db.execute(
+                "SELECT id, session_scope, created_at, content FROM messages"
+            ):
+                calls.setdefault((scope or "", at), []).append((name, str(said or "")))
+            for (scope, _), messages in calls.items():
+                these = words.get(Scope.read(scope).owner)
+                if these is not None:
+                    gone = these.said_in(messages)
+                    db.executemany("DELETE FROM messages WHERE id = ?", [(name,) for name in gone])
 
     def forget_scope(self, whose: Scope) -> None:
         """Delete the messages of every scope that carries these ids; in an empty scope all."""
-        self._delete_messages(lambda scope, content: whose.covers(scope))
+        with self._change() as db:
+            if db is not None:
+                scopes = db.execute("SELECT DISTINCT session_scope FROM messages").fetchall()
+                gone = [(scope,) for (scope,) in scopes if whose.covers(Scope.read(scope or ""))]
+                db.executemany("DELETE FROM messages WHERE session_scope IS ?", gone)
 
     def scrub(self, words: Collection[str] | None) -> bool:
         """Leave nothing of these words in the file; None for whatever they were."""
@@ -122,15 +147,6 @@ class Past:
             return True
         with manager._lock:
             return scrub(manager.connection, words, _LIVING)
-
-    def _delete_messages(self, goes: Callable[[Scope, str], bool]) -> None:
-        with self._change() as db:
-            if db is not None:
-                rows = db.execute("SELECT id, session_scope, content FROM messages").fetchall()
-                gone = [
-                    (name,) for name, scope, said in rows if goes(Scope.read(scope or ""), str(said or ""))
-                ]
-                db.executemany("DELETE FROM messages WHERE id = ?", gone)
 
     @contextmanager
     def _change(self) -> Iterator[Connection | None]:
@@ -141,3 +157,43 @@ class Past:
             return
         with manager._lock, transaction(manager.connection) as db:
             yield db
+
+
+class _Words:
+    """What facts of one owner said, and the turns each of them came from."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._same: set[str] = set()
+        self._telling: set[str] = set()
+        self._turns: set[frozenset[str]] = set()
+
+    def add(self, words: Sequence[str]) -> None:
+        """The words of an `Intent`."""
+        telling = [turn for turn in words[1:] if len(turn.split()) >= _TELLING]
+        self._telling.update(telling)
+        self._said.update([words[0], *telling])
+        self._same.update(words[1:])
+        self._turns.add(frozenset(words[1:]))
+
+    def said_in(self, call: Sequence[tuple[str, str]]) -> list[str]:
+        """Which of the messages of a call, as name and text, go."""
+        texts = {text for _, text in call}
+        if texts & self._telling or any(turns and turns <= texts for turns in self._turns):
+            return [name for name, _ in call]
+        return [
+            name for name, text in call if text in self._same or any(says(text, gone) for gone in self._said)
+        ]
+
+
+def deletion(memory: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The event that mem0 writes when it deletes a memory, without the text that would be taken out of it at once."""
+    return {
+        "memory_id": memory,
+        "event": "DELETE",
+        "created_at": _normalize_iso_timestamp_to_utc(payload.get("created_at")),
+        "updated_at": datetime.now(UTC).isoformat(),
+        "is_deleted": 1,
+        "actor_id": payload.get("actor_id"),
+        "role": payload.get("role"),
+    }

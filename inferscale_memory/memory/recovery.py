@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferscale_memory.journal import Intent, Journal
-from inferscale_memory.memory.entities import MOST, Entities, rows_of
+from inferscale_memory.memory.entities import Entities
 from inferscale_memory.memory.forgetting import ADD, DELETE_ALL, EXPIRE, RESET, SCRUB, UPDATE
 from inferscale_memory.memory.past import Past
+from inferscale_memory.memory.rows import MOST, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.writing import WritePath
 
@@ -53,7 +54,7 @@ class Recovery:
             if intent.kind == ADD:
                 self._enter(intent)
             elif intent.kind == DELETE_ALL:
-                self._delete_all(Scope.read(intent.scope))
+                self._delete_all(Scope.read(intent.scope), intent.facts)
             elif intent.kind == RESET:
                 self._entities.clear()
                 self._store.reset()
@@ -82,11 +83,11 @@ class Recovery:
         else:
             self._delete([intent.fact] if row is not None else [], [intent.fact])
 
-    def _delete_all(self, whose: Scope) -> None:
-        """What the store has of them, and what the journal still has."""
+    def _delete_all(self, whose: Scope, named: Sequence[str]) -> None:
+        """What the store has of them, what the journal still has, and what the store had when it was begun."""
         stored = [str(row.id) for row in rows_of(self._store.list(filters=whose.ids, top_k=MOST))]
         known = self._journal.facts_within(lambda scope: whose.covers(Scope.read(scope)))
-        self._delete(stored, list(dict.fromkeys([*stored, *known])))
+        self._delete(stored, list(dict.fromkeys([*stored, *known, *named])))
 
     def _delete(self, stored: Sequence[str], facts: Sequence[str]) -> None:
         for fact in stored:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from threading import RLock
+from dataclasses import replace
+from hashlib import md5
 from typing import Any
 
-from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Turn
-from inferscale_memory.memory.at_hand import AtHand
+from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Owed, Turn
+from inferscale_memory.memory.batch import Batch
 from inferscale_memory.memory.encoder import Encoder
-from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.forgetting import (
     ADD,
     DELETE,
@@ -30,40 +29,11 @@ from inferscale_memory.memory.forgetting import (
 from inferscale_memory.memory.mirror import Payload, Rows
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.scope import Scope, fact_tag, said_tag, turn_tag
+from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.words import is_expired, last_day, today, words_of
 
-
-@dataclass(slots=True)
-class _Batch:
-    """What one call of the user's does: its turns, the facts it writes, and what it makes forgotten.
-
-    `whole` is the call itself where it deletes everything of a scope. `lost` are the facts that go: `announced` by
-    id first, `told` when it has happened. `begun` are the numbers under which the journal has noted all this. With
-    `resumed` the call was cut off by a crash, and is finished at the next start, which is no reason to start an
-    engine.
-
-    A thread of a cancelled coroutine may still write when the call has ended: `open` says whether what it does
-    is still carried out with the rest.
-    """
-
-    path: WritePath
-    scope: Scope = field(default_factory=Scope)
-    turns: list[Turn] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
-    written: list[str] = field(default_factory=list)
-    forgotten: list[Forgotten] = field(default_factory=list)
-    whole: Intent | None = None
-    lost: list[Intent] = field(default_factory=list)
-    announced: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
-    begun: list[int] = field(default_factory=list)
-    resumed: bool = False
-    open: bool = True
-    lock: RLock = field(default_factory=RLock)
-
-
 # Which call is under way. A context variable, because asyncio.to_thread carries it along.
-_under_way: ContextVar[_Batch | None] = ContextVar("inferscale_write", default=None)
+_under_way: ContextVar[Batch | None] = ContextVar("inferscale_write", default=None)
 
 
 def owner_under_way() -> str | None:
@@ -84,15 +54,13 @@ class WritePath:
     def __init__(
         self,
         journal: Journal,
-        engine: LazyEngine,
+        telling: Telling,
         encoder: Encoder,
-        at_hand: AtHand,
         forgetting: Forgetting,
     ) -> None:
         self._journal = journal
-        self._engine = engine
+        self._telling = telling
         self._encoder = encoder
-        self._at_hand = at_hand
         self._forgetting = forgetting
 
     # -- told by the face ------------------------------------------------------------------------------------
@@ -109,21 +77,21 @@ class WritePath:
             begun = self._journal.begin(
                 Intent(ADD, scope=scope.key, turns=tuple(turn.number for turn in logged))
             )
-        batch = _Batch(self, scope, logged, begun=[begun])
+        batch = Batch(self, scope, logged, begun=[begun])
         try:
             with self._collected(batch):
                 yield
         except BaseException:
             if not batch.written and not again and not self._journal.failed_adds.kept(logged):
                 self._journal.redact_turns(turn.number for turn in logged)
-                self._journal.scrub([turn.text for turn in logged if turn.text])
+                self._journal.scrub()
             raise
 
     @contextmanager
     def collected(self, whole: Intent | None = None) -> Iterator[None]:
         """What is lost within the block is forgotten everywhere when it is left. `whole` is a call that deletes
         everything of a scope, or of all; where it fails only what it did is forgotten."""
-        batch = _Batch(self, whole=whole)
+        batch = Batch(self, whole=whole)
         if whole is not None:
             batch.begun.append(self._journal.begin(whole))
         with self._collected(batch):
@@ -136,7 +104,7 @@ class WritePath:
     @contextmanager
     def resumed(self, number: int, intent: Intent) -> Iterator[None]:
         """Finish within the block what was begun before a crash."""
-        batch = _Batch(self, begun=[number], resumed=True)
+        batch = Batch(self, begun=[number], resumed=True)
         if intent.kind == ADD:
             batch.scope, batch.turns = Scope.read(intent.scope), self._journal.turns(intent.turns)
         elif intent.kind in (DELETE_ALL, RESET):
@@ -153,7 +121,7 @@ class WritePath:
         expired = self._journal.facts(self._journal.expired(today()))
         if not expired:
             return
-        batch = _Batch(self, resumed=resumed)
+        batch = Batch(self, resumed=resumed)
         with self._collected(batch):
             for fact in expired.values():
                 self._lose(batch, EXPIRE, fact.fact, fact.scope, fact.text)
@@ -163,11 +131,22 @@ class WritePath:
         """Finish a call of which only the scrub was left: what it had forgotten is not known any more."""
         self._forgetting.complete([], None, [number], resumed=True)
 
+    def said_again(self, texts: Sequence[str]) -> None:
+        """What mem0 does not write, because a fact that it was shown says it already: the turns under way have said
+        that fact once more, and go with it."""
+        with self._batch() as batch:
+            again = {fact for text in texts for fact in batch.shown.get(_digest(text), ())}
+            if again and batch.turns:
+                self._journal.link_again(again, [turn.number for turn in batch.turns])
+
     @contextmanager
-    def _collected(self, batch: _Batch) -> Iterator[None]:
+    def _collected(self, batch: Batch) -> Iterator[None]:
         token = _under_way.set(batch)
         try:
             yield
+        except BaseException:
+            batch.cut_off = True
+            raise
         finally:
             _under_way.reset(token)
             self._carry_out(batch)
@@ -177,11 +156,21 @@ class WritePath:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         batch = _under_way.get()
-        if batch is not None and batch.path is self and batch.open:
-            yield
+        if batch is not None and batch.path is self and batch.enter():
+            try:
+                yield
+            finally:
+                batch.leave()
         else:
             with self.collected():
                 yield
+
+    def shown(self, rows: Rows) -> None:
+        batch = _under_way.get()
+        if batch is not None and batch.path is self and batch.turns:
+            with batch.changing():
+                for fact, payload in rows:
+                    batch.shown.setdefault(str(payload.get("hash")), set()).add(fact)
 
     def expect(self, ids: Sequence[str]) -> None:
         self._journal.allow(list(ids))
@@ -199,10 +188,15 @@ class WritePath:
         with self._batch() as batch:
             self._lose(batch, kind, fact, Scope.of(payload).key, text)
 
-    def losing_everything(self) -> None:
+    def losing_many(self, rows: Rows) -> None:
+        with self._batch(), self._journal.together():
+            for fact, payload in rows:
+                self.losing(fact, lambda payload=payload: payload, None)  # type: ignore[misc]
+
+    def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None:
         with self._batch() as batch:
             if batch.whole is None:
-                batch.whole = Intent(RESET)
+                batch.whole = Intent(RESET, facts=tuple(ids()))
                 batch.begun.append(self._journal.begin(batch.whole))
 
     def written(self, rows: Rows) -> None:
@@ -260,34 +254,34 @@ class WritePath:
     # -- inside ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _batch(self) -> Iterator[_Batch]:
+    def _batch(self) -> Iterator[Batch]:
         """The batch under way, or one of its own that is carried out at once."""
         batch = _under_way.get()
         if batch is not None and batch.path is self:
-            with batch.lock:
-                if batch.open:
+            with batch.changing() as still:
+                if still:
                     yield batch
                     return
-        batch = _Batch(self)
+        batch = Batch(self)
         yield batch
         self._carry_out(batch)
 
-    def _read(self, name: str, payload: Mapping[str, Any], batch: _Batch) -> Fact | None:
+    def _read(self, name: str, payload: Mapping[str, Any], batch: Batch) -> Fact | None:
         """The fact behind a payload, linked to the turns of the batch it came from. None for what is no
         fact."""
         scope, words = Scope.of(payload), words_of(payload)
         if not scope.owner or not words.text:
             return None
-        itself, sources = None, list[Turn]()
+        itself, sources = None, tuple[Turn, ...]()
         if batch.turns and batch.scope == scope:
-            sources = batch.turns
+            sources = tuple(batch.turns)
             # With infer=False mem0 makes one fact of every message and says which role it had.
             itself = next(
                 (turn for turn in sources if _is(turn, payload) and turn.number not in batch.taken), None
             )
         if itself is not None:
             batch.taken.add(itself.number)
-            sources = [itself]
+            sources = (itself,)
         return Fact(
             name,
             scope.owner,
@@ -302,7 +296,7 @@ class WritePath:
             expires=last_day(payload),
         )
 
-    def _reword(self, batch: _Batch, known: Fact, payload: Mapping[str, Any]) -> None:
+    def _reword(self, batch: Batch, known: Fact, payload: Mapping[str, Any]) -> None:
         """What a known fact says is what `payload` says now. With another text it has no turns: they said the
         old one."""
         words, expires = words_of(payload), last_day(payload)
@@ -317,30 +311,39 @@ class WritePath:
         batch.forgotten.append(self._journal.reword_fact(fact))
         batch.written.append(fact.fact)
 
-    def _lose(self, batch: _Batch, kind: str, fact: str, scope: str, text: str) -> None:
+    def _lose(self, batch: Batch, kind: str, fact: str, scope: str, text: str) -> None:
         """Note that `text` goes, and with it the turns it came from."""
-        known = self._journal.facts([fact]).get(fact)
-        turns = self._journal.turns(known.turns) if known is not None else []
+        turns = self._journal.turns(self._journal.turns_of([fact]))
         loss = Intent(kind, fact, scope, (text, *(turn.text for turn in turns if turn.text)))
         batch.lost.append(loss)
         batch.announced.add(fact)
         if batch.whole is None:  # which is noted itself
             batch.begun.append(self._journal.begin(loss))
 
-    def _carry_out(self, batch: _Batch) -> None:
-        with batch.lock:
-            batch.open = False
+    def _carry_out(self, batch: Batch) -> None:
+        """All that is left to do, the engine before the intents are finished: what it could not be told is noted."""
+        batch.end()
         try:
-            self._settle(batch)
+            try:
+                self._settle(batch)
+                if batch.lost or batch.whole is not None:
+                    batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
+            finally:
+                self._telling.forget(_engines_part(batch.forgotten))
+            if batch.cut_off:
+                self._forgetting.enter(
+                    [*batch.written, *(loss.fact for loss in batch.lost if loss.kind != EXPIRE)]
+                )
             if batch.lost or batch.whole is not None:
-                batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
                 self._forgetting.complete(batch.lost, batch.whole, batch.begun, resumed=batch.resumed)
             else:
                 self._journal.finish(batch.begun)
         finally:
-            self._follow(batch)
+            if not batch.resumed:
+                bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
+                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=True)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         """Find out about facts whose loss was announced and not told: the store has refused, or it has failed
         after all was done."""
         for loss in [loss for loss in batch.lost if loss.fact not in batch.told]:
@@ -358,36 +361,29 @@ class WritePath:
                 if known is not None:
                     self._reword(batch, known, held)
 
-    def _follow(self, batch: _Batch) -> None:
-        """Blobs follow the facts."""
-        try:
-            self._drop(batch.forgotten)
-        finally:
-            if not batch.resumed:
-                bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
-                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=True)
 
-    def _drop(self, forgotten: Sequence[Forgotten]) -> None:
-        """Take blobs and cached blocks from the engine. An engine that was never started holds nothing."""
-        keys: dict[str, dict[str, None]] = {}
-        tags: dict[str, dict[str, None]] = {}
-        for what in forgotten:
-            for entry in what.blobs:
-                keys.setdefault(entry.owner, {})[entry.key] = None
-            for fact in (*what.facts, *what.touched):
-                tags.setdefault(fact.owner, {})[fact.tag] = None
-                for owner in Scope.read(fact.scope).owners:  # mem0 may have shown it to any of them
-                    tags[fact.owner][said_tag(owner)] = None
-            for scope, turn in what.turns:
-                whose = Scope.read(scope)
-                said = [said_tag(owner) for owner in whose.owners]
-                tags.setdefault(whose.owner, {}).update(dict.fromkeys([turn_tag(whose.owner, turn), *said]))
-        engine = self._engine.started
-        for owner in dict.fromkeys([*keys, *tags]):
-            theirs = list(keys.get(owner, ()))
-            self._at_hand.drop(theirs)
-            if engine is not None:
-                engine.forget(owner, theirs, list(tags.get(owner, ())))
+def _engines_part(forgotten: Sequence[Forgotten]) -> list[Owed]:
+    """What of all that an engine may hold: blobs, and cached blocks by their tags."""
+    keys: dict[str, dict[str, None]] = {}
+    tags: dict[str, dict[str, None]] = {}
+    for what in forgotten:
+        for entry in what.blobs:
+            keys.setdefault(entry.owner, {})[entry.key] = None
+        for fact in (*what.facts, *what.touched):
+            tags.setdefault(fact.owner, {})[fact.tag] = None
+            for owner in Scope.read(fact.scope).owners:  # mem0 may have shown it to any of them
+                tags[fact.owner][said_tag(owner)] = None
+        for scope, turn in what.turns:
+            whose = Scope.read(scope)
+            said = [said_tag(owner) for owner in whose.owners]
+            tags.setdefault(whose.owner, {}).update(dict.fromkeys([turn_tag(whose.owner, turn), *said]))
+    owners = dict.fromkeys([*keys, *tags])
+    return [Owed(owner, tuple(keys.get(owner, ())), tuple(tags.get(owner, ()))) for owner in owners]
+
+
+def _digest(text: str) -> str:
+    """As mem0 keeps it with a fact, and tells by it that it knows a text."""
+    return md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _is(turn: Turn, payload: Mapping[str, Any]) -> bool:

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, scrub
+from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, schema, scrub
+from inferscale_memory.journal.schema import STEPS
+from inferscale_memory.journal.traces import find, spellings
+from inferscale_memory.journal.words import PAGE
 
 NOON = datetime(2024, 5, 12, 12, 0, tzinfo=UTC)
 MODEL = "model-1"
@@ -181,6 +184,27 @@ class TestForgetting:
         assert journal.forget_turns([one.number]).bereaved == ("later",)
         assert said(journal, one.session) == []
 
+    def test_turns_that_said_a_fact_again_go_with_it_and_with_its_words(self, journal: Journal) -> None:
+        one, two, three = journal.append_turns("a", [turn("one"), turn("two"), turn("three")])
+        journal.write_facts([fact("f", (one.number,)), fact("g")])
+        journal.link_again(["f", "unknown"], [two.number])
+        journal.link_again(["f", "unknown"], [two.number])
+        journal.link_again(["g"], [three.number])
+        assert journal.facts(["f"])["f"].turns == (one.number,), "it came from this one"
+        assert journal.turns_of(["f"]) == [one.number, two.number]
+        forgotten = journal.forget_facts(["f"])
+        assert forgotten.turns == (("a", two.number),)
+        assert said(journal, one.session) == ["three"]
+        journal.reword_fact(replace(fact("g"), text="other words"))
+        assert said(journal, one.session) == []
+        assert journal.turns_of(["f", "g"]) == []
+
+    def test_a_fact_the_journal_never_knew_has_turns_that_said_it(self, journal: Journal) -> None:
+        [one] = journal.append_turns("a", [turn("one")])
+        journal.link_again(["unknown"], [one.number])
+        journal.forget_facts(["unknown"])
+        assert said(journal, one.session) == []
+
     def test_turns_are_found_by_their_words_and_owner(self, journal: Journal) -> None:
         ada, run = "user_id=ada", "user_id=ada&run_id=r"
         one, _, three, itself = journal.append_turns(
@@ -191,8 +215,8 @@ class TestForgetting:
             journal.append_turns(other, [turn("red tea")])
         journal.write_facts([replace(fact("f", (itself.number,)), verbatim=True)])
         found = [one.number, three.number, elsewhere.number]
-        assert sorted(journal.turns_saying(ada, ("red tea",))) == found
-        assert sorted(journal.turns_saying(run, ("red tea",))) == found
+        assert sorted(journal.turns_saying(ada, [("red tea",)])) == found
+        assert sorted(journal.turns_saying(run, [("red tea",)])) == found
 
     def test_turns_are_found_by_their_scope(self, journal: Journal) -> None:
         [one] = journal.append_turns("a", [turn("one")])
@@ -217,29 +241,67 @@ class TestForgetting:
         journal.close()
         assert b"very secret" not in path.read_bytes()
 
+    def test_words_lie_on_overflow_pages_alone(self, journal: Journal, path: Path) -> None:
+        """These are never copied, and zeroed whole; how much of a row lies elsewhere depends on its length."""
+        words = []
+        for length in range(0, 1200, 7):
+            word = f"word{length:04d}y"
+            scope = "s" * (length % 300 + 1)
+            logged = journal.append_turns(scope, [turn(f"{word}t{'z' * length}")])
+            journal.write_facts([replace(fact(f"id{length}"), text=f"{word}f{'z' * length}", scope=scope)])
+            journal.begin(Intent("delete", "f", scope, (f"{word}i{'z' * length}",)))
+            journal.failed_adds.keep(scope, logged, {}, {"prompt": f"{word}o{'z' * length}"}, "cut off")
+            words += [f"{word}{kind}".encode() for kind in "tfio"]
+        journal.scrub()
+        raw = path.read_bytes()
+        places = [at for word in words if (at := raw.find(word)) >= 0]
+        assert len(places) > 0.9 * len(words), "few are spread over two pages"
+        kinds = {raw[at - at % PAGE] for at in places}
+        assert not kinds & {0x02, 0x05, 0x0A, 0x0D}, "these are B-tree pages"
+
     def test_nothing_forgotten_survives_many_random_changes(self, journal: Journal, path: Path) -> None:
-        """Moving rows from page to page leaves copies that secure_delete does not know of."""
         draw, living, gone = random.Random(3), dict[str, str](), list[str]()
-        for step in range(400):
-            name, word = f"f{step}", f"word{step}x{draw.getrandbits(30)}y"
-            text = word + " z" * draw.randrange(1, 900 if draw.random() < 0.9 else 4000)
-            [logged] = journal.append_turns("a", [turn(text)])
-            journal.write_facts([fact(name, (logged.number,), text=text)])
-            living[name] = word
-            if step % 3:
-                doomed = draw.choice(list(living))
+
+        def text(long: int = 900) -> str:
+            word = f"word{len(living) + len(gone)}x{draw.getrandbits(30)}y"
+            return word + " z" * draw.randrange(1, long if draw.random() < 0.9 else 4000)
+
+        def word(said: str) -> str:
+            return said.split()[0]
+
+        for step in range(800):
+            name, said = f"f{step}", text(900 if draw.random() < 0.5 else 40)
+            logged = journal.append_turns(draw.choice("abc"), [turn(said)])
+            intent = journal.begin(Intent("delete", name, "a", (said,)))
+            journal.write_facts([replace(fact(name, (logged[0].number,)), text=said)])
+            living[name] = word(said)
+            if step % 7 == 0:
+                failed = f"option{step}x{draw.getrandbits(30)}y"
+                journal.failed_adds.keep("a", logged, {"user_id": "a"}, {"prompt": failed}, "cut off")
+                journal.failed_adds.settle(logged)
+                gone.append(failed)
+            for doomed in draw.sample(list(living), min(len(living), draw.randrange(3))):
                 gone.append(living.pop(doomed))
-                journal.forget_facts([doomed])
-        assert journal.scrub(gone)
+                if draw.random() < 0.3:
+                    living[doomed] = word(renewed := text(60))
+                    journal.reword_fact(replace(fact(doomed), text=renewed))
+                else:
+                    journal.forget_facts([doomed])
+            journal.blank([intent])
+            if step % 5:
+                journal.finish([intent])
+        assert len(gone) > 600
+        assert journal.scrub()
         raw = path.read_bytes() + path.with_name(path.name + "-wal").read_bytes()
         assert [word for word in gone if word.encode() in raw] == []
-        assert [word for word in living.values() if word.encode() not in raw] == []
+        assert [word for word in gone[::20] if find(raw, spellings(word))] == []
+        assert [word for word in list(living.values())[::20] if not find(raw, spellings(word))] == []
 
     def test_the_log_is_empty_after_a_scrub(self, journal: Journal, path: Path) -> None:
         journal.append_turns("a", [turn("a secret")])
         wal = path.with_name(path.name + "-wal")
         assert wal.stat().st_size
-        assert journal.scrub(["another"])
+        assert journal.scrub()
         assert wal.stat().st_size == 0
 
     def test_a_reader_that_does_not_end_is_said(
@@ -251,10 +313,10 @@ class TestForgetting:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM turns").fetchall()
         journal.append_turns("a", [turn("another")])
-        assert not journal.scrub(["a secret"])
+        assert not journal.scrub()
         assert "does not end" in caplog.text
         reader.close()
-        assert journal.scrub(["a secret"])
+        assert journal.scrub()
 
 
 class TestIntents:
@@ -376,19 +438,87 @@ class TestFile:
         with pytest.raises(sqlite3.DatabaseError, match="format 99"):
             Journal(path)
 
-    def test_a_journal_of_the_first_format_is_read_on(self, journal: Journal, path: Path) -> None:
-        journal.write_facts([fact("f")])
-        journal.close()
-        db = sqlite3.connect(path)
-        db.executescript(
-            "DROP TABLE intents; DROP INDEX facts_by_expiry; DROP INDEX turns_with_words;"
-            "ALTER TABLE facts DROP COLUMN expires; PRAGMA user_version = 1"
-        )
-        db.close()
-        again = Journal(path)
-        assert again.facts(["f"]) == {"f": fact("f")}
-        assert again.begun() == {}
-        again.close()
+    @pytest.mark.parametrize("form", [1, 2])
+    @pytest.mark.parametrize("failed", [False, True])
+    def test_a_journal_of_an_earlier_format_is_read_on(self, path: Path, form: int, failed: bool) -> None:
+        path.parent.mkdir()
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            for step in STEPS[:form]:
+                db.executescript(step)
+            db.execute(f"PRAGMA user_version = {form}")
+            db.execute("INSERT INTO turns VALUES (7, 'a', 0, 7, 'user', 'User', 'said so', NULL)")
+            db.execute("INSERT INTO turns VALUES (8, 'a', 1, 7, 'user', '', NULL, NULL)")
+            db.execute(
+                "INSERT INTO facts (fact, owner, scope, tag, text, speaker, said_at, session, verbatim) VALUES"
+                " ('f', 'user:ada', 'a', 't', 'a fact', 'User', NULL, 7, 0), ('g', 'o', 'b', 'u', 'one', '', NULL,"
+                " NULL, 1)"
+            )
+            db.execute("INSERT INTO sources VALUES ('f', 7)")
+            db.execute("INSERT INTO ledger VALUES ('f', 'model-1', 'user:ada', 'key', 3, 'line')")
+            db.execute("INSERT INTO held VALUES ('f', 'model-1', NULL, 7)")
+            if form == 2:
+                db.execute("INSERT INTO intents VALUES (3, 'delete', 'f', 'a', '[\"a fact\"]', '[7]')")
+            for number in range(200):
+                db.execute(
+                    "INSERT INTO facts (fact, owner, scope, tag, text, speaker, session, verbatim) VALUES"
+                    f" ('x{number}', 'o', 'c', 't', 'a secret of old', '', NULL, 0)"
+                )
+            db.execute("PRAGMA secure_delete = OFF")
+            db.execute("DELETE FROM facts WHERE scope = 'c'")
+            if failed:
+                db.executescript(
+                    "CREATE TABLE failed_adds (number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL,"
+                    " ids TEXT NOT NULL, options TEXT NOT NULL, error TEXT NOT NULL, attempts INTEGER NOT NULL,"
+                    " failed_at TEXT NOT NULL) STRICT;"
+                    "CREATE TABLE failed_turns (number INTEGER NOT NULL REFERENCES failed_adds (number) ON DELETE"
+                    " CASCADE, turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,"
+                    " PRIMARY KEY (number, turn)) STRICT, WITHOUT ROWID;"
+                    "CREATE TRIGGER failed_turn_forgotten AFTER UPDATE OF text ON turns WHEN new.text IS NULL"
+                    " BEGIN DELETE FROM failed_turns WHERE turn = new.number; END;"
+                    "CREATE TRIGGER failed_add_forgotten AFTER DELETE ON failed_turns"
+                    " WHEN NOT EXISTS (SELECT 1 FROM failed_turns WHERE number = old.number)"
+                    " BEGIN DELETE FROM failed_adds WHERE number = old.number; END;"
+                    "INSERT INTO failed_adds VALUES (5, 'a', '{}', '{\"infer\": true}', 'bad', 1, '2025-01-01');"
+                    "INSERT INTO failed_turns VALUES (5, 7)"
+                )
+        assert b"secret of old" in path.read_bytes()
+        with closing(Journal(path)) as journal:
+            known = journal.facts(["f", "g"])
+            assert [(f.text, f.turns, f.session) for f in known.values()] == [
+                ("a fact", (7,), 7),
+                ("one", (), None),
+            ]
+            assert [(t.number, t.text) for t in journal.turns([7, 8])] == [(7, "said so")]
+            assert journal.begun() == (
+                {3: Intent("delete", "f", "a", ("a fact",), (7,))} if form == 2 else {}
+            )
+            calls = journal.failed_adds.all()
+            assert [(c.number, c.turns, c.options) for c in calls] == [(5, (7,), {"infer": True})] * failed
+            assert [entry.key for entry in journal.blobs_saying("said so")] == ["key"]
+            assert journal._read("PRAGMA page_size") == [(PAGE,)]
+            assert b"secret of old" not in path.read_bytes()
+            journal.forget_facts(["f"])
+            assert journal.failed_adds.all() == []
+            assert journal._read("SELECT count(*) FROM held") == [(0,)]
+            assert journal.scrub()
+            assert b"said so" not in path.read_bytes()
+        with closing(Journal(path)) as journal:
+            assert list(journal.facts(["f", "g"])) == ["g"]
+
+    def test_one_of_an_earlier_format_that_is_open_elsewhere_is_left_as_it_is(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(schema, "_PATIENCE_S", 0.05)
+        path.parent.mkdir()
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"{STEPS[0]}; PRAGMA user_version = 1")
+            db.execute("BEGIN")
+            db.execute("SELECT * FROM facts").fetchall()
+            with pytest.raises(sqlite3.OperationalError):
+                Journal(path)
+        Journal(path).close()
 
     def test_closing_twice_is_harmless(self, journal: Journal) -> None:
         journal.close()

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from inferscale_memory.errors import ExtractionError
 from inferscale_memory.memory import AsyncMemory
 from inferscale_memory.memory.waiting import Direct, Threads, run
 from inferscale_memory.memory.writing import owner_under_way
 from tests.memory.conftest import opening
 from tests.memory.saying import ADA, injected, texts
+from tests.memory.test_faces import Extractor
 from tests.memory.watched import WatchedEngine
 
 Opens = Callable[..., AsyncMemory]
@@ -123,6 +125,19 @@ class TestTheLoopStaysFree:
             await memory.add("Tea", **ADA, infer=False)
             asyncio.get_running_loop().call_later(self.SLOW, engine.gate.set)
             return await self.watched(memory.flush())
+
+        assert asyncio.run(work()) < self.SLOW / 2
+
+    def test_while_failed_calls_are_read(self, memory: AsyncMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+        memory.llm = Extractor(says="no JSON")
+
+        async def work() -> float:
+            with pytest.raises(ExtractionError):
+                await memory.add("Tea", **ADA)
+            assert memory._core is not None
+            failed = memory._core.journal.failed_adds
+            self.slowly(monkeypatch, failed, "_read")
+            return await self.watched(memory.retry_failed())
 
         assert asyncio.run(work()) < self.SLOW / 2
 

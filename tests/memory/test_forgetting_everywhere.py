@@ -10,7 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.memory.entities import rows_of
+from inferscale_memory.memory.rows import rows_of
+from inferscale_memory.memory.scope import turn_tag
 from tests.memory.conftest import OpenFace
 from tests.memory.faces import Settled
 from tests.memory.raw import files_with
@@ -393,3 +394,153 @@ def test_a_store_that_loses_a_memory_while_it_updates_it_does_not_take_the_last_
             memory.update(fact, "I water the ficus on Tuesdays")
     assert OTHER in [event["new_memory"] for event in memory.history(fact)]
     assert turns_of(folder) == [OTHER]
+
+
+# -- what mem0 does not write, and what it keeps beside turns -----------------------------------------------
+
+
+def test_a_turn_that_says_a_known_fact_in_other_words_goes_with_it(memory: Settled, folder: Path) -> None:
+    """mem0 writes nothing then: a fact that it was shown has the digest of what it would write."""
+    (secret,) = extract(memory, "You open it with four, seven, one, one", SECRET)
+    assert extract(memory, "Seven comes after four, as you know", SECRET) == []
+    assert extract(memory, "Ficus", OTHER) != []
+    memory.delete(secret)
+    assert turns_of(folder) == ["Ficus"]
+    assert files_with(folder, "seven") == []
+    assert memory.audit("Seven comes after four, as you know").clean
+
+
+def test_so_does_one_that_says_new_facts_too_and_these_stay(memory: Settled, folder: Path) -> None:
+    (secret,) = extract(memory, "You open it with four, seven, one, one", SECRET)
+    (other,) = extract(memory, "Seven comes after four, and mind the ficus", SECRET, OTHER)
+    memory.delete(secret)
+    assert memory.get(other)["memory"] == OTHER
+    assert turns_of(folder) == []
+
+
+def test_so_does_one_that_is_told_to_the_engine_by_its_own_tag(memory: Settled, engine: Any) -> None:
+    (secret,) = extract(memory, "You open it with four, seven, one, one", SECRET)
+    extract(memory, "Seven comes after four, as you know", SECRET)
+    memory.flush()
+    turns = memory.itself._core.journal.turns_of([secret])
+    engine.forgotten.clear()
+    memory.update(secret, OTHER)
+    tags = {tag for _, _, tags in engine.forgotten for tag in tags}
+    assert turn_tag("user:ada", turns[-1]) in tags
+
+
+def test_a_fact_of_another_owner_that_says_the_same_has_no_part_in_it(memory: Settled, folder: Path) -> None:
+    (bens,) = extract(memory, "Ben says it", SECRET, **BEN)
+    extract(memory, "Ada says it", SECRET)
+    memory.delete(bens)
+    assert turns_of(folder) == ["Ada says it"]
+
+
+SYSTEM = {"role": "system", "content": "The safe of the house opens with 4711-Quaker"}
+HELLO = {"role": "user", "content": "Hello, what about it?"}
+
+
+def messages_of(folder: Path) -> list[str]:
+    return [text for (text,) in table(folder, "history.db", "SELECT content FROM messages")]
+
+
+def converse(memory: Settled, messages: list[dict[str, Any]], *facts: str, **who: str) -> list[str]:
+    memory.itself.llm = Extractor(*facts)
+    return [result["id"] for result in memory.add(messages, **(who or ADA))["results"]]
+
+
+def test_instructions_that_a_fact_was_drawn_from_go_with_it(memory: Settled, folder: Path) -> None:
+    (secret,) = converse(memory, [SYSTEM, HELLO], SECRET)
+    extract(memory, "Mind the ficus, please", OTHER)
+    extract(memory, "Mind the bees, please", BENS, **BEN)
+    memory.delete(secret)
+    assert sorted(messages_of(folder)) == ["Mind the bees, please", "Mind the ficus, please"]
+    assert files_with(folder, "4711-Q") == []
+
+
+def test_what_mem0_saw_in_a_picture_goes_with_what_was_said_beside_it(
+    open_: OpenFace, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mem0.memory.utils.get_image_description", lambda *_: "A note that reads 4711-Quaker")
+    llm = {"provider": "openai", "config": {"api_key": "none", "enable_vision": True}}
+    memory = open_(llm=llm)
+    picture = [{"type": "image_url", "image_url": {"url": "https://nowhere/picture.png"}}]
+    (secret,) = converse(memory, [HELLO, {"role": "user", "content": picture}], SECRET)
+    extract(memory, "Mind the ficus, please", OTHER)
+    assert "A note that reads 4711-Quaker" in messages_of(folder)
+    memory.delete(secret)
+    assert messages_of(folder) == ["Mind the ficus, please"]
+    assert files_with(folder, "4711-Q") == []
+
+
+def test_a_message_of_whatever_role_that_says_a_fact_or_its_turn_goes(memory: Settled, folder: Path) -> None:
+    (secret,) = extract(memory, "It is four, seven, one, one", SECRET)
+    said = [
+        {"role": "system", "content": f"Known so far: {SECRET.upper()}."},
+        {"role": "system", "content": "She said: It is four, seven, one, one. Be kind."},
+        {"role": "system", "content": "Be kind."},
+        {"role": "assistant", "content": "Fine."},
+    ]
+    converse(memory, said)
+    memory.delete(secret)
+    assert messages_of(folder) == ["Be kind.", "Fine."]
+
+
+def test_a_short_turn_takes_no_message_along_but_its_like(memory: Settled, folder: Path) -> None:
+    (secret,) = converse(memory, [HELLO, {"role": "assistant", "content": "Yes"}], SECRET)
+    converse(memory, [{"role": "user", "content": "Yes, the ficus"}, {"role": "assistant", "content": "Yes"}])
+    memory.delete(secret)
+    assert messages_of(folder) == ["Yes, the ficus"]
+
+
+# -- many at once --------------------------------------------------------------------------------------------
+
+
+def test_deleting_all_of_many_leaves_what_deleting_each_would(memory: Settled, folder: Path) -> None:
+    facts = extract(memory, "A list of them", *(f"{SECRET} number {n}" for n in range(120)))
+    runs = extract(memory, "And one more", f"{SECRET} of a run", **ADA, run_id="r1")
+    link(memory, "Lisbon", facts[:3])
+    link(memory, "Porto", runs, 1)
+    (bens,) = extract(memory, "Mind the bees", BENS, **BEN)
+    assert memory.delete_all(**ADA) == {"message": "Memories deleted successfully!"}
+    assert memory.get_all(filters=ADA)["results"] == []
+    for text in ("4711-Q", "Lisbon", "Porto"):
+        assert files_with(folder, text) == []
+    events = [memory.history(fact) for fact in (facts[0], facts[-1], runs[0])]
+    assert [[event["event"] for event in each] for each in events] == [["ADD", "DELETE"]] * 3
+    assert all(each[-1]["is_deleted"] and each[-1]["created_at"] for each in events)
+    assert memory.get(bens)["memory"] == BENS
+    assert turns_of(folder) == ["Mind the bees"]
+    assert table(folder, "journal.sqlite", "SELECT count(*) FROM intents") == [(0,)]
+
+
+@pytest.mark.parametrize("provider", ["inferscale"], indirect=True)
+def test_our_store_deletes_them_in_one_go(
+    memory: Settled, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract(memory, "A list of them", *(f"number {n}" for n in range(50)))
+    calls: list[list[str]] = []
+    inner = memory.itself.vector_store._inner
+    many = inner.delete_many
+    monkeypatch.setattr(inner, "delete", lambda vector_id: pytest.fail("one by one"))
+    monkeypatch.setattr(inner, "delete_many", lambda ids: (calls.append(ids), many(ids))[1])
+    scrubs = MagicMock(side_effect=memory.itself._core.journal.scrub)
+    monkeypatch.setattr(memory.itself._core.journal, "scrub", scrubs)
+    memory.delete_all(**ADA)
+    assert ([len(ids) for ids in calls], scrubs.call_count) == ([50], 1)
+
+
+def test_an_app_that_deletes_in_its_own_way_is_asked_for_each(
+    memory: Settled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = add(memory, SECRET, OTHER)
+    asked: list[str] = []
+    own = memory.itself._delete_memory
+
+    def watched(memory_id: str, *args: Any, **options: Any) -> Any:
+        asked.append(memory_id)
+        return own(memory_id, *args, **options)
+
+    monkeypatch.setattr(memory.itself, "_delete_memory", watched)
+    memory.delete_all(**ADA)
+    assert sorted(asked) == sorted(facts)

@@ -37,8 +37,13 @@ class Events:
         payload = held()
         self.lost.append((fact, payload and payload["data"], becomes and becomes["data"]))
 
-    def losing_everything(self) -> None:
+    def losing_many(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.lost += [(name, payload["data"], None) for name, payload in rows]
+
+    def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None:
         self.lost.append("everything")
+
+    def shown(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None: ...
 
     def expect(self, ids: Sequence[str]) -> None:
         self.told.append(("expect", list(ids)))
@@ -179,3 +184,42 @@ def test_a_batch_that_fails_and_is_tried_record_by_record_leaves_each_fact_once(
     assert memory._core is not None
     assert set(memory._core.journal.facts(IDS)) == set(IDS[:2])
     assert len(memory.get_all(filters=ADA)["results"]) == 2
+
+
+def test_what_an_app_sets_on_its_store_reaches_the_store(store: Any) -> None:
+    store.collection_name = "another"
+    assert store._inner.collection_name == "another"
+    store.mark = 1
+    assert (store._inner.mark, "mark" in vars(store)) == (1, False)
+    del store.mark
+    assert not hasattr(store._inner, "mark")
+
+
+def test_a_method_that_is_replaced_is_replaced_in_front(store: Any) -> None:
+    inner = store._inner.search
+    store.search = MagicMock(return_value=[])
+    assert store.search("q") == []
+    assert store._inner.search == inner
+    del store.search
+    assert store._inner.search == inner
+
+
+def test_many_that_are_deleted_at_once_are_told_at_once(store: Any, events: Events) -> None:
+    store.insert([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], [row("one"), row("two")], IDS[:2])
+    events.told.clear()
+    if not hasattr(store._inner, "delete_many"):
+        assert not hasattr(store, "delete_many")
+        return
+    store.delete_many(IDS[:3])
+    assert events.lost == [(IDS[0], "one", None), (IDS[1], "two", None)]
+    assert events.told == [("deleted", IDS[:3])]
+    assert store.get(IDS[0]) is None
+
+
+def test_a_store_that_does_not_list_so_many_is_cleared_all_the_same(
+    store: Any, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store._inner, "list", MagicMock(side_effect=ValueError("at most 10,000")))
+    monkeypatch.setattr(events, "losing_everything", lambda ids: events.lost.append(ids()))
+    store.delete_col()
+    assert (events.lost, events.told) == ([()], [("cleared", None)])

@@ -1,0 +1,227 @@
+"""What a journal's file is made of, and how one of an earlier format becomes one of the present.
+
+It must never leave a file half changed, nor words of an earlier format in its free room.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from inferscale_memory.journal.words import packed, settle_page_size, words_of
+from inferscale_memory.sqlite import empty_log, transaction, use_log
+
+# From an empty file to the first format, and from each to the next.
+STEPS = (
+    """
+CREATE TABLE turns (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope   TEXT NOT NULL,
+    ordinal INTEGER NOT NULL,
+    session INTEGER NOT NULL,
+    role    TEXT NOT NULL,
+    speaker TEXT NOT NULL,
+    text    TEXT,
+    said_at TEXT,
+    UNIQUE (scope, ordinal)
+) STRICT;
+CREATE INDEX turns_by_session ON turns (session);
+
+CREATE TABLE facts (
+    place    INTEGER PRIMARY KEY AUTOINCREMENT,
+    fact     TEXT NOT NULL UNIQUE,
+    owner    TEXT NOT NULL,
+    scope    TEXT NOT NULL,
+    tag      TEXT NOT NULL,
+    text     TEXT NOT NULL,
+    speaker  TEXT NOT NULL,
+    said_at  TEXT,
+    session  INTEGER,
+    verbatim INTEGER NOT NULL
+) STRICT;
+CREATE INDEX facts_by_session ON facts (session);
+
+CREATE TABLE sources (
+    fact TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    PRIMARY KEY (fact, turn)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sources_by_turn ON sources (turn);
+
+CREATE TABLE ledger (
+    fact        TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
+    fingerprint TEXT NOT NULL,
+    owner       TEXT NOT NULL,
+    key         TEXT NOT NULL,
+    tokens      INTEGER NOT NULL,
+    line        TEXT NOT NULL,
+    PRIMARY KEY (fact, fingerprint)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX ledger_by_key ON ledger (key);
+
+CREATE TABLE held (
+    fact        TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    other       TEXT,
+    turn        INTEGER,
+    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX held_by_blob ON held (fact, fingerprint);
+CREATE INDEX held_by_fact ON held (other);
+CREATE INDEX held_by_turn ON held (turn);
+
+CREATE TABLE forgotten (
+    fact TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID
+""",
+    """
+ALTER TABLE facts ADD COLUMN expires TEXT;
+CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
+CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
+
+CREATE TABLE intents (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind   TEXT NOT NULL,
+    fact   TEXT NOT NULL,
+    scope  TEXT NOT NULL,
+    words  TEXT NOT NULL,
+    turns  TEXT NOT NULL
+) STRICT
+""",
+    f"""
+CREATE TABLE new_turns (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope   TEXT NOT NULL,
+    ordinal INTEGER NOT NULL,
+    session INTEGER NOT NULL,
+    role    TEXT NOT NULL,
+    speaker TEXT NOT NULL,
+    said_at TEXT,
+    {words_of("text", "words")},
+    UNIQUE (scope, ordinal)
+) STRICT;
+INSERT INTO new_turns (number, scope, ordinal, session, role, speaker, said_at, words)
+    SELECT number, scope, ordinal, session, role, speaker, said_at, packed(text) FROM turns ORDER BY number;
+DROP TABLE turns;
+ALTER TABLE new_turns RENAME TO turns;
+CREATE INDEX turns_by_session ON turns (session);
+CREATE INDEX turns_with_words ON turns (scope) WHERE words IS NOT NULL;
+
+CREATE TABLE new_facts (
+    place    INTEGER PRIMARY KEY AUTOINCREMENT,
+    fact     TEXT NOT NULL UNIQUE,
+    owner    TEXT NOT NULL,
+    scope    TEXT NOT NULL,
+    tag      TEXT NOT NULL,
+    speaker  TEXT NOT NULL,
+    said_at  TEXT,
+    session  INTEGER,
+    verbatim INTEGER NOT NULL,
+    expires  TEXT,
+    {words_of("text", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_facts (place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, words)
+    SELECT place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, packed(text) FROM facts
+    ORDER BY place;
+DROP TABLE facts;
+ALTER TABLE new_facts RENAME TO facts;
+CREATE INDEX facts_by_session ON facts (session);
+CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE new_intents (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind   TEXT NOT NULL,
+    fact   TEXT NOT NULL,
+    scope  TEXT NOT NULL,
+    turns  TEXT NOT NULL,
+    facts  TEXT NOT NULL,
+    {words_of("said", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_intents (number, kind, fact, scope, turns, facts, words)
+    SELECT number, kind, fact, scope, turns, '[]', packed(words) FROM intents ORDER BY number;
+DROP TABLE intents;
+ALTER TABLE new_intents RENAME TO intents;
+
+CREATE TABLE IF NOT EXISTS failed_adds (number, scope, ids, options, error, attempts, failed_at);
+CREATE TABLE new_failed_adds (
+    number    INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope     TEXT NOT NULL,
+    ids       TEXT NOT NULL,
+    error     TEXT NOT NULL,
+    attempts  INTEGER NOT NULL,
+    failed_at TEXT NOT NULL,
+    {words_of("options", "words")} NOT NULL
+) STRICT;
+INSERT INTO new_failed_adds (number, scope, ids, error, attempts, failed_at, words)
+    SELECT number, scope, ids, error, attempts, failed_at, packed(options) FROM failed_adds;
+DROP TRIGGER IF EXISTS failed_add_forgotten;
+DROP TABLE failed_adds;
+ALTER TABLE new_failed_adds RENAME TO failed_adds;
+
+CREATE TABLE echoes (
+    fact TEXT NOT NULL,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    PRIMARY KEY (fact, turn)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX echoes_by_turn ON echoes (turn);
+
+CREATE TABLE owed (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner  TEXT NOT NULL,
+    keys   TEXT NOT NULL,
+    tags   TEXT NOT NULL
+) STRICT
+""",
+)
+FORMAT = len(STEPS)
+_PATIENCE_S = 30.0
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the file, which is made, with its folder, where there is none. It settles how large the pages
+    are, so nothing else may make the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    try:
+        db.create_function("packed", 1, packed, deterministic=True)
+        if not db.execute("PRAGMA page_count").fetchone()[0]:
+            settle_page_size(db)
+        use_log(db, _PATIENCE_S)
+        for pragma in ("synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
+            db.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """The same, with everything in it that a journal needs. Raises `sqlite3.Error` on a file that is none, or that
+    another process keeps from being brought to the present format."""
+    db = connect(path)
+    try:
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT:
+            raise sqlite3.DatabaseError(f"{path} is a journal of format {found}, this library reads {FORMAT}")
+        if found < FORMAT:
+            _bring_up(db)
+        db.execute("PRAGMA foreign_keys = ON")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _bring_up(db: sqlite3.Connection) -> None:
+    """References are not followed meanwhile: a table that is replaced would take along what refers to it."""
+    settle_page_size(db)
+    use_log(db, _PATIENCE_S)
+    with transaction(db):
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        for step in STEPS[found:]:
+            for statement in step.split(";\n"):
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+    if found:  # what an earlier format has forgotten lies in the free room of its pages
+        db.execute("VACUUM")
+        empty_log(db, _PATIENCE_S)
