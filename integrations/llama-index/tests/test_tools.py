@@ -19,6 +19,7 @@ from llama_index.core.workflow import Context
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.messages import is_readable, to_answer
+from llama_index.llms.inferscale.structured import schema_of
 from llama_index.memory.inferscale import InferScaleMemory
 
 # isort: split
@@ -86,6 +87,14 @@ class TestObjects:
         pieces = list(llm.stream_structured_predict(Cat, self.template, question=QUESTION))
         assert len(pieces) > 1
         assert [pieces[-1], *asyncio.run(twins())] == [cat, cat, cat]
+
+    def test_an_object_has_the_fields_it_names_and_no_others(self) -> None:
+        class Basket(BaseModel):
+            cats: list[Cat]
+
+        schema = schema_of(Basket)
+        assert schema["additionalProperties"] is schema["$defs"]["Cat"]["additionalProperties"] is False
+        assert "additionalProperties" not in Basket.model_json_schema()
 
     def test_memories_are_injected_into_them_too(self, llm: InferScaleLLM, engine: WatchedEngine) -> None:
         llm.as_structured_llm(Cat).complete(QUESTION)
