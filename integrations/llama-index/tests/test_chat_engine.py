@@ -162,11 +162,18 @@ class TestThePrompt:
         chat.chat("And?", prev_chunks=retriever.retrieve(QUESTION))
         assert DOCUMENT in prompts(engine)[-1]
 
-    def test_documents_that_do_not_fit_refine_the_answer(self, chatting: Any, engine: WatchedEngine) -> None:
+    @pytest.mark.parametrize("streamed", [False, True])
+    def test_documents_that_do_not_fit_refine_the_answer(
+        self, streamed: bool, chatting: Any, engine: WatchedEngine
+    ) -> None:
         long = [TextNode(text=f"Number {n}: " + "the cat sleeps on the radiator. " * 60) for n in range(8)]
         retriever = VectorStoreIndex(long, embed_model=MockEmbedding(8)).as_retriever(similarity_top_k=8)
         chat = chatting(retriever=retriever)
-        response = chat.chat(QUESTION)
+        if streamed:
+            response: Any = chat.stream_chat(QUESTION)
+            assert "".join(response.response_gen)
+        else:
+            response = chat.chat(QUESTION)
         asked = prompts(engine)
         assert len(asked) > 1
         assert all(any(f"Number {n}:" in text for text in asked) for n in range(8))

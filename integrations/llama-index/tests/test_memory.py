@@ -13,7 +13,7 @@ import pytest
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.types import ToolCallBlock
-from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine, SimpleChatEngine
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.indices import VectorStoreIndex
 from llama_index.core.llms import ChatMessage, MockLLM
@@ -418,6 +418,34 @@ class TestWithAnotherChatEngine:
         assert "I write {context_str}" in text
         assert "Cats {sleep} a lot." in text
         assert HEADING not in text
+
+    @pytest.mark.parametrize("scope", [{}, ADA])
+    def test_one_that_condenses_the_history_never_says_one_twice(
+        self,
+        scope: dict[str, str],
+        remembering: Remembering,
+        client: Memory,
+        engine: WatchedEngine,
+        documents: VectorStoreIndex,
+    ) -> None:
+        llm, memory = InferScaleLLM(memory=client, max_tokens=2, **scope), remembering()
+        memory.set([ask("Hello"), ask("Hello.", "assistant")])
+        chat = CondensePlusContextChatEngine.from_defaults(documents.as_retriever(), llm=llm, memory=memory)
+        chat.chat(QUESTION)
+        texts = [str(engine.tokenizer.decode(prompt.ids)) for prompt, _, _ in engine.asked]
+        assert len(texts) == 2  # condensing, and the answer
+        assert all(text.count(fact) == 1 for text in texts for fact in FACTS)
+        assert engine.asked[-1][2].injected_tokens > 0
+        assert HEADING not in texts[-1]
+
+    def test_a_query_engine_recalls_for_whom_the_llm_answers(
+        self, llm: InferScaleLLM, engine: WatchedEngine, documents: VectorStoreIndex
+    ) -> None:
+        ada = InferScaleLLM(memory=llm.memory, max_tokens=2, **ADA)
+        documents.as_query_engine(llm=ada).query(QUESTION)
+        prompt, _, completion = engine.asked[-1]
+        assert completion.injected_tokens > 0
+        assert "Cats {sleep} a lot." in str(engine.tokenizer.decode(prompt.ids))
 
     def test_with_another_llm_they_are_text_which_is_said_once(
         self, remembering: Remembering, recwarn: Any

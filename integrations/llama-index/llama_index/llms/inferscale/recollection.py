@@ -127,9 +127,10 @@ def own_words(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def has_memories_as_text(messages: Sequence[ChatMessage]) -> bool:
-    """Whether memories stand in a system message."""
+    """Whether memories stand in a system message, or in a question that quotes one, as condensing a history does."""
     return any(
-        message.role is MessageRole.SYSTEM and HEADING in (message.content or "") for message in messages
+        message.role in (MessageRole.SYSTEM, MessageRole.USER) and HEADING in (message.content or "")
+        for message in messages
     )
 
 
