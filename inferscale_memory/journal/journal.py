@@ -198,6 +198,11 @@ class Journal:
         """Those of `ids` that are known."""
         return {fact.fact: fact for fact in self._facts(f"fact {_AMONG}", json.dumps(list(ids)))}
 
+    def places(self, ids: Iterable[str]) -> dict[str, int]:
+        """Those of `ids` that are known, with numbers that say which was written first."""
+        rows = self._read(f"SELECT fact, place FROM facts WHERE fact {_AMONG}", json.dumps(list(ids)))
+        return dict(rows)
+
     def facts_within(self, wanted: Callable[[str], bool]) -> list[str]:
         """Ids of the facts of every scope that is `wanted`."""
         return self._within("facts", "fact", wanted)

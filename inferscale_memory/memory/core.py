@@ -22,6 +22,7 @@ from inferscale_memory.memory.entities import Entities
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
+from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.past import Past, deletion
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
@@ -38,6 +39,7 @@ class Stores(Protocol):
     """What mem0 keeps, as a face has it at any time; opening its entity store may make it."""
 
     vector_store: Any
+    embedding_model: Any
     db: Any
 
     @property
@@ -65,12 +67,19 @@ class Core:
         at_hand = AtHand()
         self.telling = Telling(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
+        near = Neighbours(
+            self.journal,
+            lambda: stores.vector_store,
+            lambda: stores.embedding_model,
+            self.injection.neighbours,
+        )
         self.encoder = Encoder(
             self.journal,
             self.engine,
             at_hand,
             preambles,
             w=self.injection.w,
+            neighbours=near.of if self.injection.neighbours else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,

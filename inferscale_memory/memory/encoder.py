@@ -45,6 +45,7 @@ class Encoder:
         preambles: Preambles,
         *,
         w: int,
+        neighbours: Callable[[Fact], Sequence[Fact]] | None,
         check: Callable[[Sequence[str]], None],
         expire: Callable[[], None],
         forget: Callable[[Sequence[Owed]], None],
@@ -57,6 +58,7 @@ class Encoder:
         self._at_hand = at_hand
         self._preambles = preambles
         self._w = w
+        self._neighbours = neighbours
         self._check = check
         self._expire = expire
         self._forget = forget
@@ -170,7 +172,13 @@ class Encoder:
             return
         template = self._engine.template
         self._preambles.key(engine, PUBLIC_OWNER, template.split([{"role": "user", "content": "?"}]).preamble)
-        planner = Planner(self._journal, template, w=self._w, max_tokens=engine.max_model_len - 2)
+        planner = Planner(
+            self._journal,
+            template,
+            w=self._w,
+            max_tokens=engine.max_model_len - 2,
+            neighbours=self._neighbours,
+        )
         facts = self._wanted(engine, planner, list(batch))
         planned = planner.plan(facts)
         again: list[Planned] = []

@@ -40,6 +40,8 @@ class Face(Generic[Session]):
     _settings: Settings | None = None
     _core: Core | None = None
 
+    embedding_model: Any  # mem0's own
+
     def __init__(
         self,
         config: MemoryConfig | Mapping[str, Any] | None = None,

@@ -7,7 +7,7 @@ stands alone. Windows must never cross a session.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inferscale_memory.engine.base import EncodeRequest, Span
@@ -75,11 +75,21 @@ def fact_words(fact: Fact) -> Words:
 class Planner:
     """Plans encodes for one model."""
 
-    def __init__(self, journal: Journal, template: PromptTemplate, *, w: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        template: PromptTemplate,
+        *,
+        w: int,
+        max_tokens: int,
+        neighbours: Callable[[Fact], Sequence[Fact]] | None = None,
+    ) -> None:
+        """`neighbours` of a fact stand behind its turns; None where there are to be none."""
         self._journal = journal
         self._template = template
         self._w = w
         self._max_tokens = max_tokens
+        self._neighbours = neighbours
 
     def fits(self, fact: Fact) -> bool:
         """Whether the fact can be encoded at all, alone."""
@@ -87,6 +97,8 @@ class Planner:
 
     def plan(self, facts: Sequence[Fact]) -> list[Planned]:
         """Encodes that together keep every one of `facts` once. All of them must fit."""
+        if self._neighbours is not None:
+            return [self._among(fact, self._neighbours(fact)) for fact in facts]
         planned = []
         wanted = {fact.fact for fact in facts}
         for group in self._groups(facts, wanted):
@@ -115,6 +127,26 @@ class Planner:
             for last in dict.fromkeys(_last_turn(fact) for fact in drawn if fact.fact in wanted):
                 before = [item for item in turns if last is None or (item.turn or 0) <= last]
                 yield [*before, *(self._fact_item(fact) for fact in drawn if _last_turn(fact) == last)]
+
+    def _among(self, fact: Fact, neighbours: Sequence[Fact]) -> Planned:
+        """An encode of one fact behind its last `w` turns and its neighbours. What a turn says stands once; what does
+        not fit is left out from the front."""
+        turns: list[_Item] = []
+        if fact.session is not None and self._w:
+            here = self._journal.facts_of_session(fact.session)
+            last = _last_turn(fact)
+            said = self._turn_items(self._journal.turns_of_session(fact.session), here)
+            before = [item for item in said if last is None or (item.turn or 0) <= last]
+            turns = [item for item in before if item.fact is None or item.fact.fact != fact.fact][-self._w :]
+        spoken = {item.fact.fact for item in turns if item.fact is not None}
+        near = [self._fact_item(other) for other in neighbours if other.fact not in spoken]
+        group = [*turns, *near, self._fact_item(fact)]
+        room = self._max_tokens - len(self._template.encode_preamble)
+        while sum(len(item.ids) for item in group) > room:
+            del group[0]
+        ids = [*self._template.encode_preamble, *(token for item in group for token in item.ids)]
+        span = (len(ids) - len(group[-1].ids), len(ids))
+        return self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
 
     def _turn_items(self, turns: Sequence[Turn], facts: Sequence[Fact]) -> list[_Item]:
         said: dict[int, list[Fact]] = {turn.number: [] for turn in turns}
