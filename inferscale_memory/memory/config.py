@@ -35,6 +35,7 @@ _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
 _FACTS = "facts.sqlite"
 _PLACES = ("host", "url", "client", "path")
 _LONGEST_GAP = 1e9
+_ORDERS = ("best_last", "chronological")
 _BLOBS = ("device_bytes", "host_bytes")
 
 
@@ -51,6 +52,8 @@ class Injection:
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
+        order: in which the memories stand: "best_last", the most relevant nearest to the question, or
+            "chronological", as they were said.
         heading: stands above the memories.
         system: system text of conversations that bring none.
     """
@@ -60,6 +63,7 @@ class Injection:
     neighbours: int = 0
     session_gap: float = 3600.0
     text_last: int = 0
+    order: str = "best_last"
     heading: str = DEFAULT_HEADING
     system: str = DEFAULT_SYSTEM
 
@@ -68,6 +72,8 @@ class Injection:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")
+        if self.order not in _ORDERS:
+            raise ConfigurationError(f"injection.order is {self.order!r}: pass one of {', '.join(_ORDERS)}")
         gap = self.session_gap
         if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= _LONGEST_GAP:
             raise ConfigurationError(

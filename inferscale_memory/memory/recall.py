@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -149,7 +150,7 @@ class Recall:
         keys = self._keys(engine, scope.owner, found)
         facts = [
             Fact(item.ids, keys.get(item.tag), item.tag, score=float(rank))
-            for rank, item in enumerate(reversed(found))
+            for rank, item in self._in_order(list(enumerate(reversed(found))))
         ]
         composed = compose(
             frame,
@@ -176,6 +177,13 @@ class Recall:
             perf_counter() - started,
             calling,
         )
+
+    def _in_order(self, ranked: list[tuple[int, Found]]) -> list[tuple[int, Found]]:
+        """`ranked`, the most relevant last, in the order in which it is to stand."""
+        if self._injection.order == "chronological":
+            places = self._journal.places(item.recalled.id for _, item in ranked)
+            ranked.sort(key=lambda entry: (_moment(entry[1].words), places.get(entry[1].recalled.id, 0)))
+        return ranked
 
     def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
         """An app's own system text may hold a user's words, so its blob is that user's."""
@@ -208,3 +216,10 @@ def _of_scope(results: Sequence[Result], scope: Scope) -> Sequence[Result]:
                 f"memory {result.get('id')!r} is not of {scope.key}: pass what `search` found for the same ids"
             )
     return results
+
+
+def _moment(words: Words) -> float:
+    """Seconds since the epoch; what has no date comes first, and what has no time zone is taken as UTC."""
+    if words.when is None:
+        return float("-inf")
+    return (words.when if words.when.tzinfo else words.when.replace(tzinfo=UTC)).timestamp()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import PromptError
+from inferscale_memory.errors import ConfigurationError, PromptError
 from inferscale_memory.memory import Memory
 from inferscale_memory.prompt import Prompt
 from tests.memory.conftest import OpenMemory
@@ -37,6 +37,22 @@ def test_the_most_relevant_stands_nearest_to_the_question(memory: Memory, engine
     text = words(engine, prompt)
     assert max(text.index(fact) for fact in FACTS) == text.index(FACTS[0])
     assert text.index(FACTS[0]) < text.index("What is my cat called?")
+
+
+def test_memories_stand_as_they_were_said_where_that_is_asked_for(
+    open_memory: OpenMemory, engine: WatchedEngine
+) -> None:
+    memory = open_memory(injection={"order": "chronological"})
+    say(memory, FACTS[1], at="2024-03-01")
+    say(memory, FACTS[2], FACTS[0], at="2024-01-01")
+    memory.flush()
+    prepared = memory.prepare("What is my cat called?", **ADA)
+    text = words(engine, prepared.prompt)
+    assert sorted(FACTS, key=text.index) == [FACTS[2], FACTS[0], FACTS[1]]
+    assert prepared.memories[0].text == FACTS[0], "the most relevant first, wherever it stands"
+    assert all(memory.injected for memory in prepared.memories)
+    with pytest.raises(ConfigurationError, match="best_last, chronological"):
+        open_memory(injection={"order": "random"})
 
 
 def test_the_text_path_has_the_very_same_ids(memory: Memory) -> None:
