@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -75,6 +76,19 @@ class LazyEngine:
     def outlives_us(self) -> bool:
         """Whether what it holds stays when this process ends: it is served by another one."""
         return self._engine is None and self._options.get("provider") not in _IN_PROCESS
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model's folder; known before the engine is started."""
+        engine = self._engine
+        if engine is not None:
+            return Path(str(getattr(engine.tokenizer, "name_or_path", ""))).name or engine.fingerprint
+        model = self._options.get("model")
+        if model is None:
+            from inferscale_memory.fetch import DEMO_MODEL
+
+            return DEMO_MODEL.name
+        return Path(str(model)).name
 
     def get(self) -> Engine:
         """The engine; made now if there is none. Raises what making it raises."""
