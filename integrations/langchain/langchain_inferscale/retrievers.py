@@ -94,7 +94,7 @@ class InferScaleRetriever(BaseRetriever):
         query: str,
         *,
         run_manager: CallbackManagerForRetrieverRun,
-        scope: Ids,
+        scope: Ids | None = None,
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> list[Document]:
@@ -106,16 +106,16 @@ class InferScaleRetriever(BaseRetriever):
         query: str,
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
-        scope: Ids,
+        scope: Ids | None = None,
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> list[Document]:
         asked = self._asked(scope, k, filters)
         return [_document(found) for found in living(await self._behind.chat.arecall(query, **asked))]
 
-    def _asked(self, scope: Ids, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _asked(self, scope: Ids | None, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
         return {
-            "ids": demanded(scope, _NAME),
+            "ids": demanded(scope or {}, _NAME),
             "k": self.k if k is None else k,
             "filters": self.filters if filters is None else filters,
         }

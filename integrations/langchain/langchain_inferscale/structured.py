@@ -42,7 +42,9 @@ def read_as(
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         parser = PydanticOutputParser(pydantic_object=schema)
     if not include_raw:
-        return llm | parser
+        answer: Runnable[LanguageModelInput, Any] = llm | parser
+        return answer
     read = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | read.with_fallbacks([failed], exception_key="parsing_error")
+    told: Runnable[Any, Any] = read.with_fallbacks([failed], exception_key="parsing_error")
+    return RunnableMap(raw=llm) | told
