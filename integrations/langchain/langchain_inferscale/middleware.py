@@ -59,6 +59,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
         write: bool = True,
+        answers: bool = True,
         infer: bool = True,
         recall_timeout: float = 5.0,
         write_timeout: float = 60.0,
@@ -72,6 +73,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             k: how many memories a turn recalls; by default the memory's own number.
             filters: mem0's filters, beyond the ids.
             write: False recalls only.
+            answers: False writes the user's words and not the model's.
             infer: as `add` takes it: True has an LLM draw facts out of the turn, False keeps its words.
             recall_timeout: seconds after which the model is called without memories.
             write_timeout: seconds after which an agent no longer waits for its turn to be written; the write goes
@@ -91,6 +93,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         self._k = k
         self._filters = filters
         self._write = write
+        self._answers = answers
         self._infer = infer
         self._recall_timeout = recall_timeout
         self._write_timeout = write_timeout
@@ -206,6 +209,8 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         scope = self._scope(runtime)
         self._turns.drop(_Turn.of(state["messages"], scope))
         said = _finished(state)
+        if not self._answers:
+            said = [message for message in said if message["role"] == "user"]
         if not self._write or not said:
             return None
         return self._later(lambda: self._chat.remember(said, scope, infer=self._infer))

@@ -278,6 +278,15 @@ def test_write_false_writes_nothing(filled: Memory, way: str) -> None:
     assert sorted(all_of(filled, "ada")) == sorted(FACTS)
 
 
+def test_answers_can_be_left_out(filled: Memory, way: str) -> None:
+    """With the words kept as they are, a small model's mistakes would be remembered as facts."""
+    middleware = InferScaleMemoryMiddleware(filled, infer=False, answers=False)
+    run(
+        create_agent(ChatInferScale(memory=filled, max_tokens=2), middleware=[middleware]), way, QUESTION, ADA
+    )
+    assert [text for text in all_of(filled, "ada") if text not in FACTS] == [QUESTION]
+
+
 # -- in time, or not at all --------------------------------------------------------------------------------------
 
 
