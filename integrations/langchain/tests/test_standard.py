@@ -23,12 +23,11 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from inferscale_memory import Engine, Memory
 from integrations.langchain.tests.saying import FACTS, QUESTION
 
-for suite in (ChatModelIntegrationTests, RetrieversIntegrationTests):
-    for test in vars(suite).values():
-        if iscoroutinefunction(
-            test
-        ):  # the suites expect pytest-asyncio's automatic mode, which this project has not
-            pytest.mark.asyncio(test)
+# The suites expect pytest-asyncio's automatic mode, which this project has not. A mark lies on the function itself.
+for _suite in (ChatModelIntegrationTests, RetrieversIntegrationTests):
+    for _each in vars(_suite).values():
+        if iscoroutinefunction(_each):
+            pytest.mark.asyncio(_each)
 
 
 class TestUnit(ChatModelUnitTests):
