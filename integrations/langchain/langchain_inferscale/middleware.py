@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langgraph.runtime import Runtime
 
 from inferscale_memory import Chat
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ConfigurationError, ExtractionError
 from langchain_inferscale.chat_models import ChatInferScale
 from langchain_inferscale.expiry import living
 from langchain_inferscale.scope import DEFAULT_KEYS, Ids, checked_keys, demanded, ids_of_config, read_ids
@@ -308,7 +308,9 @@ def _said(error: BaseException) -> str:
 
 
 def _not_written(error: BaseException) -> None:
-    _log.warning("the turn could not be written (%s): it is not remembered", _said(error))
+    kept = isinstance(error, ExtractionError)
+    then = "its words are kept, memory.retry_failed() tries again" if kept else "it is not remembered"
+    _log.warning("the turn could not be written (%s): %s", _said(error), then)
 
 
 def _tell_failure(work: Future[Any]) -> None:

@@ -103,6 +103,18 @@ async def test_every_way_of_asking_gives_the_same_answer(either: Any) -> None:
         assert answer.usage_metadata["input_token_details"]["cache_read"] > 0
 
 
+def test_each_question_of_a_batch_has_its_own_user(model: ChatInferScale) -> None:
+    answers = model.batch([QUESTION] * 4, [ADA, BEN, ADA, BEN])  # type: ignore[arg-type]
+    assert [recalled(answer) for answer in answers] == [set(FACTS), {SECRET}] * 2
+
+
+@pytest.mark.asyncio
+async def test_events_of_the_older_kind_carry_the_scope_too(model: ChatInferScale) -> None:
+    events = [event async for event in model.astream_events(QUESTION, ADA, version="v2")]
+    answer = next(event["data"]["output"] for event in events if event["event"] == "on_chat_model_end")
+    assert injected(answer) == set(FACTS)
+
+
 def test_a_stream_comes_in_pieces_and_ends_with_what_it_stood_on(model: ChatInferScale) -> None:
     pieces = list(model.stream(QUESTION, ADA))
     assert len(pieces) > 2

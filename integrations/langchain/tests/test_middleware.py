@@ -328,6 +328,22 @@ def test_a_memory_that_is_slow_keeps_no_agent_waiting_and_its_write_is_not_lost(
     assert QUESTION in all_of(filled, "ada")
 
 
+def test_a_turn_that_no_facts_could_be_drawn_from_is_kept(
+    open_memory: Callable[..., Memory], way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = open_memory(
+        llm={"provider": "inferscale", "config": {"max_tokens": 3}}
+    )  # its answers are cut off
+    agent = create_agent(
+        ChatInferScale(memory=memory, max_tokens=2), middleware=[InferScaleMemoryMiddleware(memory)]
+    )
+    with caplog.at_level(logging.WARNING, "langchain_inferscale"):
+        run(agent, way, "I play the oboe", ADA)
+    (failed,) = memory.failed_adds()
+    assert failed.ids == {"user_id": "ada"}
+    assert "retry_failed" in caplog.text
+
+
 def test_over_an_async_memory(open_memory: Callable[..., Any], way: str) -> None:
     memory = open_memory(AsyncMemory)
     asyncio.run(memory.add(FACTS[0], user_id="ada", infer=False))

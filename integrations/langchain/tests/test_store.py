@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import time
-from typing import Any
+from typing import Any, Literal
 
 import langchain_inferscale.expiry as expiry
 import langchain_inferscale.stores as stores
@@ -13,11 +14,13 @@ from langchain.agents import create_agent
 from langchain.tools import ToolRuntime
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_inferscale import ChatInferScale, InferScaleStore
 from langgraph.func import entrypoint
 from langgraph.store.base import InvalidNamespaceError, PutOp
+from pydantic import BaseModel
 
-from inferscale_memory import Memory
+from inferscale_memory import Chat, Memory
 from inferscale_memory.errors import ConfigurationError, StoreError
 from integrations.langchain.tests.saying import forced, injected, recalled
 from tests.memory.watched import WatchedEngine
@@ -108,6 +111,40 @@ def test_what_is_deleted_is_gone_from_every_file(memory: Memory, store: InferSca
         assert memory.audit(words).clean
     assert memory.get_all(filters={"user_id": store.user_id(ADA)})["results"] == []
     store.delete(ADA, "cat")
+
+
+def test_a_crash_between_the_new_words_and_the_old_leaves_one_item(
+    memory: Memory, store: InferScaleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(ADA, "cat", {"text": "My cat is called Miso"})
+
+    def crash(self: Any, ids: Any) -> None:
+        raise OSError("the lights went out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chat, "forget", crash)
+        with pytest.raises(OSError, match="lights"):
+            store.put(ADA, "cat", {"text": "My cat is called Rex"})
+    assert [item.value for item in store.search(ADA)] == [{"text": "My cat is called Rex"}]
+    assert not memory.audit("Miso").clean
+    store.sweep_ttl()
+    assert memory.audit("Miso").clean
+    assert [item.value for item in store.search(ADA)] == [{"text": "My cat is called Rex"}]
+
+
+def test_many_threads_and_two_stores_write_one_item(memory: Memory) -> None:
+    one, two = (InferScaleStore(memory, index={"fields": ["text"]}) for _ in range(2))
+    with ThreadPoolExecutor(4) as threads:
+        list(
+            threads.map(
+                lambda number: (one, two)[number % 2].put(ADA, "cat", {"text": f"cat {number}"}), range(24)
+            )
+        )
+    assert len(one.search(ADA)) == 1
+    one.put(ADA, "cat", {"text": "the last cat"})
+    assert [fact["memory"] for fact in memory.get_all(filters={"user_id": one.user_id(ADA)})["results"]] == [
+        "the last cat"
+    ]
 
 
 def test_it_is_there_after_a_restart(open_memory: Callable[..., Memory]) -> None:
@@ -245,6 +282,37 @@ def test_langmems_tools_use_it(memory: Memory) -> None:
     assert injected(model.invoke("What does Ada play?")) == {"Ada plays the horn"}
     work.invoke({"action": "delete", "id": key}, ada)
     assert memory.audit("plays the").clean
+
+
+class Likes(BaseModel):
+    """What a user likes to drink."""
+
+    drink: Literal["tea", "coffee"]
+
+
+class Eager(ChatInferScale):
+    """Must note a drink: a random model would call nothing."""
+
+    def bind_tools(self, tools: Any, *, tool_choice: Any = None, **kwargs: Any) -> Any:
+        named = [convert_to_openai_tool(each)["function"]["name"] for each in tools]
+        return super().bind_tools(tools, tool_choice="Likes" if "Likes" in named else "none", **kwargs)
+
+
+def test_langmems_manager_draws_memories_into_it(memory: Memory, engine: WatchedEngine) -> None:
+    langmem = pytest.importorskip("langmem")
+    store = InferScaleStore(memory)
+    manager = langmem.create_memory_store_manager(
+        Eager(engine=engine, max_tokens=100),
+        namespace=("memories", "{langgraph_user_id}"),
+        store=store,
+        schemas=[Likes],
+    )
+    said = {"messages": [{"role": "user", "content": "I like tea"}]}
+    manager.invoke(said, {"configurable": {"langgraph_user_id": "ada"}})
+    (item,) = store.search(ADA)
+    assert item.value["kind"] == "Likes"
+    assert item.value["content"]["drink"] in ("tea", "coffee")
+    assert store.search(BEN) == []
 
 
 def _call(name: str) -> dict[str, Any]:
