@@ -87,6 +87,9 @@ class ChatInferScale(BaseChatModel):
     seed: int | None = None
     stop: list[str] | None = None
     streaming: bool = False
+    memory_texts: bool = True
+    """False leaves the words of memories out of `response_metadata`; their ids, scores and ways stay. An app that keeps
+    messages (a checkpointer does) keeps the words with them, where forgetting does not reach."""
 
     _behind: Behind = PrivateAttr()
 
@@ -147,7 +150,11 @@ class ChatInferScale(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         names = (*IDS, "k", "filters", "inject", "temperature", "max_tokens", "top_p", "seed", "stop")
-        return {"model_name": self.model_name, **{name: getattr(self, name) for name in names}}
+        return {
+            "model_name": self.model_name,
+            "memory_texts": self.memory_texts,
+            **{name: getattr(self, name) for name in names},
+        }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs)
@@ -310,7 +317,7 @@ class ChatInferScale(BaseChatModel):
     ) -> ChatResult:
         call = self._read(stop, kwargs)
         reply = self.chat.answer(self._prepared(messages, call), call.options, inject=call.inject)
-        return ChatResult(generations=[generation(reply, self.model_name)])
+        return ChatResult(generations=[generation(reply, self.model_name, texts=self.memory_texts)])
 
     async def _agenerate(
         self,
@@ -322,7 +329,7 @@ class ChatInferScale(BaseChatModel):
         call = self._read(stop, kwargs)
         prepared = await self._aprepared(messages, call)
         reply = await self.chat.aanswer(prepared, call.options, inject=call.inject)
-        return ChatResult(generations=[generation(reply, self.model_name)])
+        return ChatResult(generations=[generation(reply, self.model_name, texts=self.memory_texts)])
 
     def _stream(
         self,
@@ -334,7 +341,7 @@ class ChatInferScale(BaseChatModel):
         call = self._read(stop, kwargs)
         pieces = self.chat.stream(self._prepared(messages, call), call.options, inject=call.inject)
         for piece in pieces:
-            yield chunk(piece, self.model_name)
+            yield chunk(piece, self.model_name, texts=self.memory_texts)
 
     async def _astream(
         self,
@@ -346,7 +353,7 @@ class ChatInferScale(BaseChatModel):
         call = self._read(stop, kwargs)
         prepared = await self._aprepared(messages, call)
         async for piece in self.chat.astream(prepared, call.options, inject=call.inject):
-            yield chunk(piece, self.model_name)
+            yield chunk(piece, self.model_name, texts=self.memory_texts)
 
     def _prepared(self, messages: Sequence[BaseMessage], call: Call) -> Prepared:
         said, started = to_chat(messages), perf_counter()

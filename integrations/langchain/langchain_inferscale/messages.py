@@ -111,7 +111,7 @@ def _broken_call(call: InvalidToolCall) -> dict[str, Any]:
 # -- out -----------------------------------------------------------------------------------------------------
 
 
-def generation(reply: Reply, model_name: str) -> ChatGeneration:
+def generation(reply: Reply, model_name: str, *, texts: bool = True) -> ChatGeneration:
     """A reply as LangChain has it."""
     message = AIMessage(
         content=reply.text,
@@ -122,12 +122,12 @@ def generation(reply: Reply, model_name: str) -> ChatGeneration:
         ],
         invalid_tool_calls=[_invalid(call) for call in reply.tool_calls if call.error is not None],
         usage_metadata=usage(reply),
-        response_metadata=metadata(reply, model_name),
+        response_metadata=metadata(reply, model_name, texts=texts),
     )
     return ChatGeneration(message=message, generation_info=None)
 
 
-def chunk(piece: ReplyChunk, model_name: str) -> ChatGenerationChunk:
+def chunk(piece: ReplyChunk, model_name: str, *, texts: bool = True) -> ChatGenerationChunk:
     """A piece of a reply; the last one carries its calls, its usage and its metadata."""
     if piece.reply is None:
         return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
@@ -139,7 +139,7 @@ def chunk(piece: ReplyChunk, model_name: str) -> ChatGenerationChunk:
             for index, call in enumerate(reply.tool_calls)
         ],
         usage_metadata=usage(reply),
-        response_metadata=metadata(reply, model_name),
+        response_metadata=metadata(reply, model_name, texts=texts),
         chunk_position="last",
     )
     return ChatGenerationChunk(message=message)
@@ -158,16 +158,16 @@ def usage(reply: Reply) -> UsageMetadata:
     )
 
 
-def metadata(reply: Reply, model_name: str) -> dict[str, Any]:
-    """What became of the memories, what it cost, and why it ended."""
+def metadata(reply: Reply, model_name: str, *, texts: bool = True) -> dict[str, Any]:
+    """What became of the memories, what it cost, and why it ended. Without `texts` memories are told by id."""
     completion, timings = reply.completion, reply.timings
     cut_off = completion.finish_reason == "length"
     return {
         "model_name": model_name,
         "model_provider": "inferscale",
         "finish_reason": "tool_calls" if reply.tool_calls and not cut_off else completion.finish_reason,
-        "memories": [_recalled(memory) for memory in reply.memories],
-        "dropped": [_recalled(memory) for memory in reply.dropped],
+        "memories": [_recalled(memory, texts) for memory in reply.memories],
+        "dropped": [_recalled(memory, texts) for memory in reply.dropped],
         "injected_tokens": completion.injected_tokens,
         "cached_tokens": completion.cached_tokens,
         "prefilled_tokens": completion.prefilled_tokens,
@@ -183,8 +183,9 @@ def metadata(reply: Reply, model_name: str) -> dict[str, Any]:
     }
 
 
-def _recalled(memory: Recalled) -> dict[str, Any]:
-    return {"id": memory.id, "text": memory.text, "score": memory.score, "injected": memory.injected}
+def _recalled(memory: Recalled, texts: bool) -> dict[str, Any]:
+    told = {"text": memory.text} if texts else {}
+    return {"id": memory.id, **told, "score": memory.score, "injected": memory.injected}
 
 
 def _invalid(call: Called) -> InvalidToolCall:

@@ -167,27 +167,16 @@ def test_a_thread_knows_what_was_said_on_another(filled: Memory, way: str) -> No
 
 
 def test_memories_are_in_no_checkpoint(filled: Memory, way: str) -> None:
-    """Forgetting would not reach them there. What an answer says it stood on is the app's to keep or drop."""
+    """Forgetting would not reach them there."""
     saver = InMemorySaver()
-
-    class Silent(ChatInferScale):
-        def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            result = super()._generate(*args, **kwargs)
-            result.generations[0].message.response_metadata = {}
-            return result
-
-        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
-            result = await super()._agenerate(*args, **kwargs)
-            result.generations[0].message.response_metadata = {}
-            return result
-
     agent = create_agent(
-        Silent(memory=filled, max_tokens=2),
+        ChatInferScale(memory=filled, max_tokens=2, memory_texts=False),
         middleware=[InferScaleMemoryMiddleware(filled, write=False)],
         checkpointer=saver,
     )
     config = {"configurable": {"user_id": "ada", "thread_id": "1"}}
-    run(agent, way, "Hello", config)
+    answer = run(agent, way, "Hello", config)["messages"][-1]
+    assert len([memory["id"] for memory in answer.response_metadata["memories"] if memory["injected"]]) == 3
     kept = repr([(saved.checkpoint, saved.pending_writes) for saved in saver.list(config)])  # type: ignore[arg-type]
     assert "Hello" in kept
     assert not any(fact in kept for fact in FACTS)
