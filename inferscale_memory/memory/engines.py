@@ -79,16 +79,16 @@ class LazyEngine:
 
     @property
     def model_name(self) -> str:
-        """The name of the model's folder; known before the engine is started."""
-        engine = self._engine
-        if engine is not None:
-            return Path(str(getattr(engine.tokenizer, "name_or_path", ""))).name or engine.fingerprint
-        model = self._options.get("model")
-        if model is None:
+        """The name of the model's folder; known before the engine is started, except for that of a server whose
+        model was not named."""
+        named = self._options.get("model") or self._options.get("tokenizer")
+        if named is None and self._engine is not None:
+            named = getattr(self._engine.tokenizer, "name_or_path", None) or self._engine.fingerprint
+        if named is None:
             from inferscale_memory.fetch import DEMO_MODEL
 
             return DEMO_MODEL.name
-        return Path(str(model)).name
+        return Path(str(named)).name
 
     def get(self) -> Engine:
         """The engine; made now if there is none. Raises what making it raises."""
