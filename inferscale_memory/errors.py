@@ -19,7 +19,11 @@ class ExtractionError(InferScaleError, RuntimeError):
 
 
 class PromptError(InferScaleError, ValueError):
-    """A prompt cannot be built: an empty question, a broken chat template, a context that overflows."""
+    """A prompt cannot be built: an empty question, a broken chat template, tools that are none."""
+
+
+class ContextOverflowError(PromptError):
+    """A conversation is longer than the model's context, even without memories."""
 
 
 class BlobError(InferScaleError, ValueError):

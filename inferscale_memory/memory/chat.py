@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from time import perf_counter
 from typing import Any
@@ -79,6 +80,11 @@ class Chat:
     def template(self) -> PromptTemplate:
         """The model's chat template, with a place for memories."""
         return self._engine.template
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model's folder. Nothing is started to find out."""
+        return self._engine.model_name
 
     @property
     def default_k(self) -> int:
@@ -184,6 +190,15 @@ class Chat:
         """See `remember`."""
         return await self._remember(_THREADS, messages, ids, options)
 
+    def forget(self, memory_ids: Sequence[str]) -> None:
+        """The memory's `delete` for each of them: when it returns they are gone everywhere. Ids that are not there
+        any more are passed over. Raises ConfigurationError without a memory."""
+        run(self._forget(_HERE, memory_ids))
+
+    async def aforget(self, memory_ids: Sequence[str]) -> None:
+        """See `forget`."""
+        await self._forget(_THREADS, memory_ids)
+
     def version(self, ids: Ids) -> str:
         """A digest of all that a question of this scope could recall now: what a cache of answers must know them
         by. It reads every fact of the scope."""
@@ -220,11 +235,9 @@ class Chat:
         tool_choice: str | None,
         search_s: float,
     ) -> Prepared:
-        if self.memory is None:
-            if memories:
-                raise ConfigurationError(
-                    "there is no memory to take these memories from: pass one as `memory`"
-                )
+        if self.memory is None and memories:
+            raise ConfigurationError("there is no memory to take these memories from: pass one as `memory`")
+        if self.memory is None or not (memories or Scope.of(ids).owner):
             return await wait.call(self._plain, messages, ids, max_tokens, tools, tool_choice)
         core = operations.behind(self.memory)
         return await wait.call(
@@ -248,7 +261,7 @@ class Chat:
     ) -> Prepared:
         """A prompt of the conversation alone."""
         started = perf_counter()
-        engine, template = self._own.get(), self._own.template
+        engine, template = self._engine.get(), self._engine.template
         calling = Calling.read(engine, tools, tool_choice)
         written = template.plain(conversation(messages), tools=None if calling is None else calling.tools)
         check_fits(len(written), engine.max_model_len - max_tokens)
@@ -260,6 +273,15 @@ class Chat:
         said = [dict(message) for message in conversation(messages)]
         named = {name: value for name, value in ids.items() if value is not None}
         return await _ask(wait, memory, lambda: _awaited(memory.add(said, **named, **options)))
+
+    async def _forget(self, wait: Waiting, memory_ids: Sequence[str]) -> None:
+        memory = self._with_memory()
+        for name in memory_ids:
+            try:
+                await _ask(wait, memory, partial(_deleted, memory, name))
+            except ValueError:
+                if await wait.call(memory.vector_store.get, name) is not None:
+                    raise
 
     async def _version(self, wait: Waiting, ids: Ids) -> str:
         memory = self._with_memory()
@@ -294,6 +316,10 @@ async def _ask(wait: Waiting, memory: Any, work: Callable[[], Awaitable[Any]]) -
             return await work()
 
         return apart.submit(asyncio.run, whole()).result()
+
+
+async def _deleted(memory: Any, name: str) -> Any:
+    return await _awaited(memory.delete(name))
 
 
 async def _awaited(result: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -75,6 +76,19 @@ class LazyEngine:
     def outlives_us(self) -> bool:
         """Whether what it holds stays when this process ends: it is served by another one."""
         return self._engine is None and self._options.get("provider") not in _IN_PROCESS
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model's folder; known before the engine is started, except for that of a server whose
+        model was not named."""
+        named = self._options.get("model") or self._options.get("tokenizer")
+        if named is None and self._engine is not None:
+            named = getattr(self._engine.tokenizer, "name_or_path", None) or self._engine.fingerprint
+        if named is None:
+            from inferscale_memory.fetch import DEMO_MODEL
+
+            return DEMO_MODEL.name
+        return Path(str(named)).name
 
     def get(self) -> Engine:
         """The engine; made now if there is none. Raises what making it raises."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferscale_memory.errors import PromptError
+from inferscale_memory.errors import ContextOverflowError
 from inferscale_memory.prompt.segments import Prompt, Segment
 from inferscale_memory.prompt.template import Frame
 
@@ -31,9 +31,9 @@ class Fact:
 
 
 def check_fits(tokens: int, max_tokens: int) -> None:
-    """Raises PromptError when a conversation of so many tokens is longer than the room there is."""
+    """Raises ContextOverflowError when a conversation of so many tokens is longer than the room there is."""
     if tokens > max_tokens:
-        raise PromptError(
+        raise ContextOverflowError(
             f"The conversation has {tokens} tokens and there is room for {max_tokens}: send fewer or shorter "
             "messages, ask for a shorter answer, or start the engine with a larger max_model_len."
         )
@@ -71,7 +71,7 @@ def compose(
         text_last: how many of the most relevant facts stand as text, behind all others.
 
     Raises:
-        PromptError: the conversation does not fit even without facts.
+        ContextOverflowError: the conversation does not fit even without facts.
     """
     fixed = len(frame.preamble) + len(frame.suffix)
     check_fits(fixed, max_tokens)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any
 
 import mem0
 import pytest
 
 from inferscale_memory import AsyncMemory, Chat, Memory, SamplingOptions
-from inferscale_memory.errors import ConfigurationError, PromptError
+from inferscale_memory.errors import ConfigurationError, ContextOverflowError, PromptError
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from tests.memory.conftest import OpenFace, OpenMemory
 from tests.memory.faces import Settled
@@ -228,3 +229,31 @@ def test_memory_chat_takes_tools_and_memories_too(memory: Memory, open_memory: O
     assert [recalled.text for recalled in reply.memories] == [found[0]["memory"]]
     assert reply.tool_calls[0].name == "weather"
     assert memory.chat(QUESTION, **ADA, memories=[], max_tokens=2).memories == ()
+
+
+def test_what_is_forgotten_is_gone_and_forgetting_twice_does_no_harm(chat: Either, filled: Settled) -> None:
+    found = chat.recall(QUESTION, ADA)
+    gone = [memory["id"] for memory in found[:2]]
+    chat.forget([*gone, gone[0], "00000000-0000-0000-0000-000000000000"])
+    assert [memory["id"] for memory in chat.recall(QUESTION, ADA)] == [found[2]["id"]]
+    assert not any(filled.audit(memory["memory"]).found for memory in found[:2])
+
+
+def test_a_conversation_without_memories_needs_no_scope(chat: Either, engine: WatchedEngine) -> None:
+    prepared = chat.prepare(QUESTION, {}, max_tokens=2)
+    assert prepared.memories == ()
+    assert QUESTION in engine.tokenizer.decode(prepared.prompt.ids)
+    assert chat.answer(prepared, SamplingOptions(max_tokens=2)).completion.token_ids
+
+
+def test_the_models_name_is_known_before_anything_starts(memory: Memory, model: Path) -> None:
+    assert Chat({"provider": "transformers", "model": "/nowhere/some-model"}).model_name == "some-model"
+    assert Chat().model_name == "SmolLM2-135M-Instruct"
+    nobody = {"provider": "remote", "base_url": "http://127.0.0.1:9", "model": "org/served"}
+    assert Chat(nobody).model_name == "served"
+    assert Chat(memory=memory).model_name == model.name
+
+
+def test_a_conversation_that_overflows_has_an_error_of_its_own(chat: Either, engine: WatchedEngine) -> None:
+    with pytest.raises(ContextOverflowError, match="room for"):
+        chat.prepare("word " * engine.max_model_len, ADA)

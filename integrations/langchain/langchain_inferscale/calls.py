@@ -1,0 +1,149 @@
+"""One call of the chat model, read: what the constructor, `bind` and the config have said, settled.
+
+It must never pass over an argument it does not know: a misspelt `user_id` would be answered without memories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from inferscale_memory import SamplingOptions
+from inferscale_memory.errors import ConfigurationError
+from langchain_inferscale.scope import IDS, Ids
+
+SAMPLING = ("temperature", "max_tokens", "top_p", "seed")
+_OWN = ("scope", "memories", "k", "filters", "inject", "tools", "tool_choice", "response_format", *SAMPLING)
+# What LangChain hands to every model, and has no meaning here: one process, one model, nothing to try again.
+UNUSED = ("stream", "strict", "parallel_tool_calls", "timeout", "max_retries", "api_key", "memory_version")
+
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call asks for.
+
+    Attributes:
+        scope: ids of those whose memories are meant.
+        memories: search results that are to be used instead of searching; None to search.
+        k: how many to recall; None for the memory's own number, 0 for none.
+        filters: mem0's filters, beyond the ids.
+        tools, tool_choice: as chat APIs have them.
+        options: how tokens are drawn.
+        inject: False prefills the very same prompt as text.
+    """
+
+    scope: Ids
+    memories: Sequence[Mapping[str, Any]] | None
+    k: int | None
+    filters: Mapping[str, Any] | None
+    tools: Sequence[dict[str, Any]] | None
+    tool_choice: str | None
+    options: SamplingOptions
+    inject: bool
+
+    @property
+    def recalls(self) -> bool:
+        """Whether a search is to be made, where there is a memory."""
+        return self.memories is None and self.k != 0
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """What preparing the prompt is told of it."""
+        return {
+            "max_tokens": self.options.max_tokens,
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+        }
+
+
+def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Sequence[str] | None) -> Call:
+    """`given`, the arguments of a call, over `defaults`, which has all of `_OWN`.
+
+    Raises:
+        ConfigurationError: an argument that does not exist, or one that cannot be.
+    """
+    unknown = sorted(set(given) - {*_OWN, *UNUSED})
+    if unknown:
+        raise ConfigurationError(
+            f"ChatInferScale takes no {', '.join(unknown)}: it knows {', '.join((*IDS, *_OWN[1:]))} and stop. "
+            "An engine has one model."
+        )
+    call = {**defaults, **{name: value for name, value in given.items() if name in _OWN}}
+    options = SamplingOptions(
+        **{name: call[name] for name in SAMPLING},
+        stop=tuple(call["stop"] or ()) if stop is None else tuple(stop),
+    )
+    schema = _schema(call["response_format"])
+    tools = call["tools"] or None
+    if schema is not None:
+        if tools and call["tool_choice"] != "none":
+            raise ConfigurationError(
+                "an answer within response_format can call no tool: leave out the tools, or give an agent "
+                "ToolStrategy(schema), which makes the schema one of the tools"
+            )
+        options = replace(options, json_schema=schema)
+    return Call(
+        scope=dict(call["scope"]),
+        memories=call["memories"],
+        k=call["k"],
+        filters=call["filters"],
+        tools=tools,
+        tool_choice=call["tool_choice"],
+        options=options,
+        inject=bool(call["inject"]),
+    )
+
+
+def _schema(form: Any) -> Mapping[str, Any] | None:
+    """The JSON schema of a `response_format` as chat APIs have it. None without one."""
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _ANY_OBJECT
+    if kind == "json_schema":
+        schema = form.get("json_schema")
+        schema = schema.get("schema") if isinstance(schema, Mapping) else None
+        if isinstance(schema, Mapping):
+            return schema
+    raise ConfigurationError(
+        'response_format is none: pass {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}} '
+        'or {"type": "json_object"}'
+    )
+
+
+def read_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Tools, functions, schemas and classes in the form of chat APIs."""
+    return [convert_to_openai_tool(tool) for tool in tools]
+
+
+def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """A tool choice of LangChain's or of a chat API as "auto", "none", "any", or the name of a tool.
+
+    Raises:
+        ConfigurationError: a tool that is not among `tools`.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        choice = function.get("name") if isinstance(function, Mapping) else None
+        choice = "" if choice is None else choice
+    if choice is True:
+        choice = names[0] if len(names) == 1 else "any"
+    if choice is None or choice is False:
+        return None
+    if choice == "required":
+        choice = "any"
+    if choice in ("auto", "none") or choice in names or (choice == "any" and names):
+        return str(choice)
+    known = ", ".join(names) or "none"
+    raise ConfigurationError(
+        f"tool_choice is {choice!r}, and the tools are: {known}. Choose one of them, 'any', or 'auto'."
+    )

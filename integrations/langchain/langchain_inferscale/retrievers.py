@@ -1,0 +1,132 @@
+"""A retriever of memories: mem0's search as LangChain's documents, each with its score.
+
+It needs no engine: what it finds may go to any model. It must never search without a scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig
+from pydantic import Field, PrivateAttr, field_validator
+
+from inferscale_memory.errors import ConfigurationError
+from langchain_inferscale.behind import Behind
+from langchain_inferscale.expiry import living
+from langchain_inferscale.scope import (
+    DEFAULT_KEYS,
+    IDS,
+    Ids,
+    checked_keys,
+    demanded,
+    ids_of_config,
+    read_ids,
+)
+
+_NAME = "InferScaleRetriever"
+
+
+class InferScaleRetriever(BaseRetriever):
+    """The `k` memories of a scope that are nearest to a query, best first. The scope is said as `ChatInferScale`
+    takes it: as arguments of the call, in `config["configurable"]`, or in the constructor.
+
+    A document's `page_content` is what the memory says, its `id` mem0's; its metadata has `score`, the ids of its
+    scope, dates, and what the app stored with it.
+    """
+
+    memory: Any = Field(exclude=True, repr=False)
+    """A `Memory` or `AsyncMemory`, which stays the caller's, or the configuration of one."""
+    user_id: str | None = None
+    agent_id: str | None = None
+    run_id: str | None = None
+    scope_keys: dict[str, str] = Field(default_factory=lambda: dict(DEFAULT_KEYS))
+    """Which key of `config["configurable"]` says which id."""
+    k: int = Field(default=5, ge=1)
+    filters: dict[str, Any] | None = None
+    """mem0's filters, beyond the ids."""
+
+    _behind: Behind = PrivateAttr()
+
+    @field_validator("user_id", "agent_id", "run_id", mode="before")
+    @classmethod
+    def _as_id(cls, value: Any) -> Any:
+        return read_ids({"id": value}, {"id": "id"}).get("id")
+
+    @field_validator("scope_keys")
+    @classmethod
+    def _as_keys(cls, keys: dict[str, str]) -> dict[str, str]:
+        return checked_keys(keys)
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.memory is None:
+            raise ConfigurationError(
+                f"{_NAME} has no memory: pass a Memory, an AsyncMemory or a configuration"
+            )
+        self._behind = Behind(None, self.memory, None)
+
+    def close(self) -> None:
+        """Close the memory, where it was opened here."""
+        self._behind.close()
+
+    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        return super().invoke(input, config, **self._settled(config, kwargs))
+
+    async def ainvoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        return await super().ainvoke(input, config, **self._settled(config, kwargs))
+
+    def _settled(self, config: RunnableConfig | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        own = read_ids({name: getattr(self, name) for name in IDS})
+        rest = {name: value for name, value in given.items() if name not in IDS}
+        unknown = sorted(set(rest) - {"k", "filters"})
+        if unknown:
+            raise ConfigurationError(f"{_NAME} takes no {', '.join(unknown)}")
+        return {**rest, "scope": {**own, **ids_of_config(config, self.scope_keys), **read_ids(given)}}
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        scope: Ids | None = None,
+        k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
+    ) -> list[Document]:
+        asked = self._asked(scope, k, filters)
+        return [_document(found) for found in living(self._behind.chat.recall(query, **asked))]
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        scope: Ids | None = None,
+        k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
+    ) -> list[Document]:
+        asked = self._asked(scope, k, filters)
+        return [_document(found) for found in living(await self._behind.chat.arecall(query, **asked))]
+
+    def _asked(self, scope: Ids | None, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {
+            "ids": demanded(scope or {}, _NAME),
+            "k": self.k if k is None else k,
+            "filters": self.filters if filters is None else filters,
+        }
+
+
+def _document(found: Mapping[str, Any]) -> Document:
+    told = {
+        name: value
+        for name, value in found.items()
+        if name not in ("id", "memory", "metadata", "hash") and value is not None
+    }
+    return Document(
+        id=str(found["id"]), page_content=found["memory"], metadata={**(found.get("metadata") or {}), **told}
+    )
