@@ -348,6 +348,7 @@ class _Server:
                 compose_s=float(reply.get("compose_s", 0.0)),
                 refused=_refusal(reply, asked, injected, known),
                 logprobs=tuple(logprobs) if options.logprobs is not None else None,
+                promoted_tokens=int(reply.get("promoted", 0)),
             )
             yield Chunk(delta.text, tuple(delta.token_ids), completion)
 
