@@ -264,13 +264,20 @@ def show(report: dict[str, Any]) -> None:
     """Tables on stdout."""
     if report["about"]["note"]:
         print(report["about"]["note"])
-    names = ("k", "path", *_PARTS, *_TOKENS)
-    table("Time to the first token, medians (quartiles)", report["summary"], names)
+    table(
+        "Time to the first token, medians (quartiles)", report["summary"], ("k", "path", *_PARTS, *_TOKENS)
+    )
     table("Ratios, medians of the ratios of each repetition", report["ratios"], ("k", "ratio", "value"))
-    names = ("k", "injected_tokens", "inject_ms", "copy_ms", "ratio")
-    table("Composing against a plain copy of the same bytes", report["composing"], names)
-    names = ("facts", "own_tokens", "request_tokens", "encode_ms", "prefill_ms", "ratio")
-    table("Encoding a fact against the prefill of its own tokens", [report["encoding"]], names)
+    table(
+        "Composing against a plain copy of the same bytes",
+        report["composing"],
+        ("k", "injected_tokens", "inject_ms", "copy_ms", "ratio"),
+    )
+    table(
+        "Encoding a fact against the prefill of its own tokens",
+        [report["encoding"]],
+        ("facts", "own_tokens", "request_tokens", "encode_ms", "prefill_ms", "ratio"),
+    )
 
 
 if __name__ == "__main__":
