@@ -213,14 +213,16 @@ class _Text(_Talk):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        from inferscale_memory.memory import Chat
+
         self._template = PromptTemplate(self._place.engine.tokenizer)
+        self._recall = Chat(memory=self._place.memory).recall
 
     def _say(self, text: str) -> tuple[float, Completion]:
         began = perf_counter()
-        found = self._place.memory.search(
-            text, filters={"user_id": self._user_id}, top_k=self._k, threshold=0.0
-        )
-        memories = "\n".join(f"- {result['memory']}" for result in found["results"])
+        # Not `search`, which may cut some off: the memories are those of the other paths.
+        found = self._recall(text, {"user_id": self._user_id}, k=self._k)
+        memories = "\n".join(f"- {result['memory']}" for result in found)
         messages = [
             {"role": "system", "content": _SYSTEM.format(memories=memories)},
             *self._messages,

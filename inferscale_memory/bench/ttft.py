@@ -264,9 +264,7 @@ def show(report: dict[str, Any]) -> None:
     """Tables on stdout."""
     if report["about"]["note"]:
         print(report["about"]["note"])
-    table(
-        "Time to the first token, medians (quartiles)", report["summary"], ("k", "path", *_PARTS, *_TOKENS)
-    )
+    table("Time to the first token, medians (quartiles)", report["summary"], ("k", "path", *_PARTS, *_TOKENS))
     table("Ratios, medians of the ratios of each repetition", report["ratios"], ("k", "ratio", "value"))
     table(
         "Composing against a plain copy of the same bytes",
