@@ -25,10 +25,12 @@ from inferscale_memory.demo.conversations import Question, User
 from inferscale_memory.demo.copying import PlainCopy
 from inferscale_memory.demo.paths import Once, Paths
 from inferscale_memory.demo.remembering import alternating, bar, remember
-from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.engine.base import EncodeRequest, SamplingOptions
 from inferscale_memory.errors import EngineError
 
 PATHS = ("text", "injected", "host", "hit", "none")
+_ANSWER = SamplingOptions(max_tokens=2, ignore_eos=True)
+"""The first token's answer would leave before the workers' report of what composing took."""
 _RATIOS = (("text", "injected"), ("injected", "hit"), ("host", "injected"), ("injected", "none"))
 _PARTS = ("ttft_ms", "embed_ms", "search_ms", "compose_ms", "inject_ms")
 _TOKENS = ("prompt_tokens", "injected_tokens", "promoted_tokens", "cached_tokens", "prefilled_tokens")
@@ -43,13 +45,12 @@ def main(argv: Sequence[str] = ()) -> int:
         "--k", type=int, nargs="+", default=[5, 10, 20, 50], help="how many memories to recall"
     )
     parser.add_argument("--repeat", type=int, default=9, help="questions along every path (default 9)")
-    parser.add_argument("--max-tokens", type=int, default=1, help="of an answer (default 1)")
     options = parser.parse_args(argv)
-    if min(options.k) < 1 or options.repeat < 1 or options.max_tokens < 1:
-        parser.error("--k, --repeat and --max-tokens must be at least 1")
+    if min(options.k) < 1 or options.repeat < 1:
+        parser.error("--k and --repeat must be at least 1")
     # The device tier holds one composition of any length, and little else: then it is soon full of somebody else's.
     with opened(options, device_tokens=options.max_model_len + 512) as place:
-        report = {"about": about(options, place), **run(place, options.k, options.repeat, options.max_tokens)}
+        report = {"about": about(options, place), **run(place, options.k, options.repeat)}
     show(report)
     write(options, report)
     if options.plots:
@@ -68,9 +69,7 @@ def main(argv: Sequence[str] = ()) -> int:
     return 0
 
 
-def run(
-    place: Place, ks: Sequence[int], repeat: int, max_tokens: int, *, copy: PlainCopy | None = None
-) -> dict[str, Any]:
+def run(place: Place, ks: Sequence[int], repeat: int, *, copy: PlainCopy | None = None) -> dict[str, Any]:
     """Everything measured at `place`: rows, their medians, ratios, what encoding and composing cost.
 
     Raises:
@@ -79,8 +78,8 @@ def run(
     engine = place.engine
     if engine.unsupported:
         raise EngineError(f"blobs cannot be used with this model: {engine.unsupported}")
-    _remember(place)
-    measured = _Measured(place, max_tokens, copy or PlainCopy(place.device))
+    batch = _remember(place)
+    measured = _Measured(place, copy or PlainCopy(place.device))
     questions = alternating(place.users)
     ks = sorted(set(ks))
     for _ in measured.repetition(*questions[0], ks[-1], salt="warm-up", turn=0):
@@ -95,7 +94,6 @@ def run(
                 for row in measured.repetition(user, question, k, salt=f"{round_}", turn=turn):
                     rows.append({"repetition": turn, **row})
                     advance()
-    batch = max(engine.encodes, key=lambda batch: sum(len(request.spans) for request in batch))
     with bar("Encoding against prefilling", 1):
         costs = encoding(engine, batch, min(repeat, 5))
     return {
@@ -107,11 +105,18 @@ def run(
     }
 
 
-def _remember(place: Place) -> None:
-    place.engine.encodes.clear()
-    if not place.random:
+def _remember(place: Place) -> Sequence[EncodeRequest]:
+    """Everything that was said becomes facts; returns the largest batch in which they were encoded."""
+    batches = place.engine.encodes
+    batches.clear()
+    if place.random:
+        _remember_at_random(place)
+    else:
         remember(place.memory, place.users)
-        return
+    return max(batches, key=lambda batch: sum(len(request.spans) for request in batch))
+
+
+def _remember_at_random(place: Place) -> None:
     for user in place.users:
         for session in user.sessions:
             place.memory.write(user.user_id, session)
@@ -129,9 +134,9 @@ def _remember(place: Place) -> None:
 class _Measured:
     """Asks one question along every path."""
 
-    def __init__(self, place: Place, max_tokens: int, copy: PlainCopy) -> None:
+    def __init__(self, place: Place, copy: PlainCopy) -> None:
         self._place = place
-        self._paths = Paths(place.memory, SamplingOptions(max_tokens=max_tokens, ignore_eos=True))
+        self._paths = Paths(place.memory, _ANSWER)
         self._copy = copy
         self._evictor = Evictor(place.engine, place.device_tokens) if place.host else None
         self._serial = 0

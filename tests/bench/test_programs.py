@@ -84,7 +84,7 @@ def opens_vllm(vllm_engine: Any, model: Path, tmp_path: Path) -> Opens:
 
 def measured_ttft(opens: Opens, *, host: bool, cache: bool) -> None:
     with opens() as here:
-        report = ttft.run(here, [4, 2], 2, 1, copy=PlainCopy("cpu", cold_bytes=1 << 22))
+        report = ttft.run(here, [4, 2], 2, copy=PlainCopy("cpu", cold_bytes=1 << 22))
     times_to_first_token(report, repeat=2, ks=(2, 4), host=host, cache=cache)
     assert all(row["embed_ms"] > 0 for row in report["rows"] if row["path"] != "none")
     json.dumps(report)
@@ -177,7 +177,7 @@ def test_a_host_row_that_never_left_the_device_ends_the_benchmark(opens_vllm: Op
     with opens_vllm() as here:
         few = replace(here, device_tokens=64)
         with pytest.raises(EngineError, match="have stayed on the device"):
-            ttft.run(few, [2], 1, 1, copy=PlainCopy("cpu", cold_bytes=1 << 20))
+            ttft.run(few, [2], 1, copy=PlainCopy("cpu", cold_bytes=1 << 20))
 
 
 def test_the_command_writes_json_and_pictures(
