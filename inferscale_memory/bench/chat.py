@@ -58,7 +58,7 @@ _SYSTEM = "You are a helpful AI. Answer the question based on query and memories
 def main(argv: Sequence[str] = ()) -> int:
     """Time to the first token, turn by turn, of a conversation that recalls on every turn."""
     parser = argparse.ArgumentParser("inferscale bench chat", description=main.__doc__)
-    add_arguments(parser, random=False)
+    add_arguments(parser, random=False, context=8192)
     parser.add_argument("--turns", type=int, default=20, help="of the conversation (default 20)")
     parser.add_argument("--k", type=int, default=10, help="memories recalled on each turn (default 10)")
     parser.add_argument("--repeat", type=int, default=3, help="conversations of each kind (default 3)")

@@ -52,8 +52,7 @@ class Place:
         memory: a `Memory`, an `AsyncMemory` or a `RandomMemory`.
         users: conversations to remember.
         row_bytes: bytes of one token's keys and values.
-        device_tokens: how many of them the device tier holds.
-        host: whether blobs have a host tier.
+        device_tokens, host_tokens: how many of them the tiers hold; 0 where there is no host tier.
         clock: counts the seconds of embedding; None where nothing is embedded.
         note: what a reader of the numbers has to know; empty when nothing.
     """
@@ -63,7 +62,7 @@ class Place:
     users: Sequence[User]
     row_bytes: int
     device_tokens: int
-    host: bool
+    host_tokens: int
     clock: Clock | None
     note: str = ""
 
@@ -71,6 +70,11 @@ class Place:
     def random(self) -> bool:
         """Whether the memory is a `RandomMemory`."""
         return self.clock is None
+
+    @property
+    def host(self) -> bool:
+        """Whether blobs have a host tier."""
+        return self.host_tokens > 0
 
     @property
     def device(self) -> str:
@@ -81,8 +85,8 @@ class Place:
         return own.type if own is not None else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, random: bool) -> None:
-    """The options that choose a place, and where results go."""
+def add_arguments(parser: argparse.ArgumentParser, *, random: bool, context: int = 4096) -> None:
+    """The options that choose a place, and where results go. `context`: the default context length."""
     parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
     if random:
         parser.add_argument(
@@ -96,9 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser, *, random: bool) -> None:
     parser.add_argument(
         "--data", type=Path, help="a conversation file: ours (the default) or one of LoCoMo's"
     )
-    parser.add_argument("--max-model-len", type=int, default=8192, help="context length (default 8192)")
+    parser.add_argument(
+        "--max-model-len", type=int, default=context, help=f"context length (default {context})"
+    )
     parser.add_argument("--blob-bytes", type=int, help="room for blobs on the device")
-    parser.add_argument("--host-bytes", type=int, default=4 << 30, help="and on the host (default 4 GiB)")
+    parser.add_argument(
+        "--host-bytes", type=int, default=4 << 30, help="and on the host (default 4 GiB, vLLM)"
+    )
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     parser.add_argument("--plots", type=Path, help="folder for PNGs and HTML pages")
 
@@ -124,15 +132,15 @@ def opened(
 @contextmanager
 def _random(options: argparse.Namespace, users: Sequence[User]) -> Iterator[Place]:
     from inferscale_memory.bench.random_memory import RandomMemory
-    from inferscale_memory.bench.random_model import RandomEngine
+    from inferscale_memory.bench.random_model import RandomEngine, weight_bytes
 
-    room = options.blob_bytes or _room()
-    texts = [turn.text for user in users for session in user.sessions for turn in session.turns]
     dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+    room = options.blob_bytes or _room(weight_bytes(options.random, dtype))
+    texts = [turn.text for user in users for session in user.sessions for turn in session.turns]
     with RandomEngine(options.random, texts, dtype=dtype, blob_bytes=room, prefix_bytes=room) as engine:
         watched = Watched(engine)
         size = row_bytes(engine.config, dtype)
-        yield Place(watched, RandomMemory(watched), users, size, room // size, False, None, _RANDOM_NOTE)
+        yield Place(watched, RandomMemory(watched), users, size, room // size, 0, None, _RANDOM_NOTE)
 
 
 @contextmanager
@@ -148,7 +156,7 @@ def _real(
     cuda = torch.cuda.is_available()
     dtype = options.dtype if options.dtype != "auto" or cuda else "float32"
     size = row_bytes(model, dtype)
-    host = options.engine == "vllm" and options.host_bytes > 0
+    host_bytes = options.host_bytes if options.engine == "vllm" else 0
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="inferscale-bench-"))
         settings: dict[str, Any] = {}
@@ -156,17 +164,17 @@ def _real(
             settings = {
                 "enforce_eager": not cuda,
                 "max_model_len": options.max_model_len,
-                "host_bytes": options.host_bytes,
+                "host_bytes": host_bytes,
                 "home": folder,
             }
-        room = options.blob_bytes or (size * device_tokens if device_tokens and host else _room())
+        room = options.blob_bytes or (size * device_tokens if device_tokens and host_bytes else _room())
         running = engine(options.engine, model, dtype=dtype, blob_bytes=room, **settings)
         with remembering(stack.enter_context(running), folder, asynchronous=asynchronous) as (
             watched,
             memory,
             clock,
         ):
-            yield Place(watched, memory, users, size, room // size, host, clock)
+            yield Place(watched, memory, users, size, room // size, host_bytes // size, clock)
 
 
 @contextmanager
@@ -212,8 +220,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _room() -> int:
-    """A quarter of what is free on a GPU, 2 GiB elsewhere."""
+def _room(taken: int = 0) -> int:
+    """A quarter of what is free on a GPU behind `taken` bytes, 2 GiB elsewhere."""
     import torch
 
-    return int(torch.cuda.mem_get_info()[0]) // 4 if torch.cuda.is_available() else 2 << 30
+    if not torch.cuda.is_available():
+        return 2 << 30
+    return max(1 << 30, (int(torch.cuda.mem_get_info()[0]) - taken) // 4)

@@ -129,15 +129,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def shape_config(shape: str, dtype: str = "bfloat16") -> Any:
-    """The configuration of that name. Raises ConfigurationError when there is none."""
+    """The configuration of that name. Raises ConfigurationError when there is none, or no such dtype."""
     if shape not in SHAPES:
         raise ConfigurationError(f"no shape is called {shape!r}: {', '.join(SHAPES)} are")
     name, fields = SHAPES[shape]
     architecture = name.replace("Config", "ForCausalLM")
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"dtype={dtype!r} is unknown: pass one of {', '.join(DTYPES)}")
     config = getattr(transformers, name)(**fields, **ids, architectures=[architecture])
     config.dtype = DTYPES[dtype]
     return config
+
+
+def weight_bytes(shape: str, dtype: str) -> int:
+    """Bytes of the weights of a shape; none are made."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape_config(shape, dtype), dtype=DTYPES[dtype])
+    return sum(weight.numel() * weight.itemsize for weight in model.parameters())
 
 
 def made_tokenizer(texts: Iterable[str]) -> Any:
@@ -192,8 +201,6 @@ class RandomEngine(TransformersEngine):
         blob_bytes: int = 1 << 30,
         prefix_bytes: int = 1 << 30,
     ) -> None:
-        if dtype not in DTYPES:
-            raise ConfigurationError(f"dtype={dtype!r} is unknown: pass one of {', '.join(DTYPES)}")
         self.shape = shape
         self._place = tempfile.TemporaryDirectory(prefix="inferscale-random-")
         try:

@@ -74,7 +74,11 @@ async def run(place: Place, options: argparse.Namespace) -> dict[str, Any]:
         max_tokens=options.max_tokens,
         writes=options.writes,
     )
+    place.engine.encodes.clear()
     await _remember(crowd, everybody)
+    note = _room(place)
+    if note:
+        print(note, file=sys.stderr)
     rows: list[dict[str, Any]] = []
     answers: dict[tuple[int, str], list[float]] = {}
     for path in PATHS:  # to warm up
@@ -91,6 +95,7 @@ async def run(place: Place, options: argparse.Namespace) -> dict[str, Any]:
     if any(not row["injected_tokens"] for row in rows if row["path"] == "injected"):
         raise EngineError("nothing was injected in a loop: give --blob-bytes or --host-bytes more")
     return {
+        "room": note,
         "rows": rows,
         "summary": [_summary(rows, answers, users, path) for users in counts for path in PATHS],
         "ratios": _ratios(rows, counts),
@@ -105,6 +110,19 @@ async def _remember(crowd: Crowd, everybody: Sequence[Member]) -> None:
             advance(len(member.said))
 
 
+def _room(place: Place) -> str:
+    """What to say where the tiers cannot hold everybody's blobs; else nothing."""
+    spans = [span for batch in place.engine.encodes for request in batch for span in request.spans]
+    tokens, room = sum(span.stop - span.start for span in spans), place.device_tokens + place.host_tokens
+    if tokens <= room:
+        return ""
+    return (
+        f"The blobs of all users take {tokens * place.row_bytes / 1e9:.1f} GB and there is room for "
+        f"{room * place.row_bytes / 1e9:.1f}: some memories are prefilled as text. Give "
+        "--blob-bytes or --host-bytes more."
+    )
+
+
 def _row(loop: Loop, users: int, path: str, number: int) -> dict[str, Any]:
     completions = [_counts(answer.completion) for answer in loop.answers]
     times = percentiles([1e3 * answer.ttft_s for answer in loop.answers])
@@ -117,7 +135,7 @@ def _row(loop: Loop, users: int, path: str, number: int) -> dict[str, Any]:
         "requests_per_s": len(loop.answers) / loop.seconds,
         **{f"ttft_{name}_ms": value for name, value in times.items()},
         **medians(completions, _TOKENS),
-        "all_injected": sum(not completion["refused"] for completion in completions),
+        "refused": sum(completion["refused"] is not None for completion in completions),
         "written": loop.written,
         "written_per_s": loop.written / loop.seconds,
     }
@@ -139,6 +157,7 @@ def _summary(
         "requests_per_s": spread([row["requests_per_s"] for row in mine]),
         **{f"ttft_{name}_ms": value for name, value in times.items()},
         **medians(mine, _TOKENS),
+        "refused": sum(row["refused"] for row in mine),
         "written": sum(row["written"] for row in mine),
     }
 
@@ -166,6 +185,7 @@ def show(report: dict[str, Any]) -> None:
         "ttft_p90_ms",
         "ttft_p99_ms",
         *_TOKENS,
+        "refused",
         "written",
     )
     table("Requests a second: medians of the loops (quartiles)", report["summary"], names)

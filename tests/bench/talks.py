@@ -57,7 +57,7 @@ def place(
     folder: Path,
     *,
     device_tokens: int,
-    host: bool,
+    host_tokens: int = 0,
     asynchronous: bool = False,
 ) -> Iterator[Place]:
     """`engine` with a fresh memory before it, of mem0's own parts and an embedder for tests."""
@@ -66,4 +66,4 @@ def place(
     opening = remembering(engine, folder / "memory", asynchronous=asynchronous, embedder=embedder)
     with opening as (watched, memory, clock):
         users = load(talk_file(folder))
-        yield Place(watched, memory, users, row_bytes(model, "float32"), device_tokens, host, clock)
+        yield Place(watched, memory, users, row_bytes(model, "float32"), device_tokens, host_tokens, clock)

@@ -31,7 +31,7 @@ from tests.bench.talks import place, talk_file
 from tests.memory.hashing import HashingEmbedder
 from tests.models import tiny_model
 
-DEVICE_TOKENS = 1024
+DEVICE_TOKENS, HOST_TOKENS = 1024, 16384
 Opens = Callable[..., AbstractContextManager[Place]]
 
 
@@ -55,7 +55,7 @@ def transformers_engine(model: Path) -> Iterator[TransformersEngine]:
 @pytest.fixture
 def opens(transformers_engine: TransformersEngine, model: Path, tmp_path: Path) -> Opens:
     tokens = (1 << 26) // row_bytes(model, "float32")
-    return partial(place, transformers_engine, model, tmp_path / "place", device_tokens=tokens, host=False)
+    return partial(place, transformers_engine, model, tmp_path / "place", device_tokens=tokens)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def vllm_engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         block_size=32,
         num_gpu_blocks_override=1024,
         device_bytes=DEVICE_TOKENS * row_bytes(model, "float32"),
-        host_bytes=1 << 26,
+        host_bytes=HOST_TOKENS * row_bytes(model, "float32"),
         home=tmp_path_factory.mktemp("home"),
     )
     with engine:
@@ -79,7 +79,9 @@ def vllm_engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def opens_vllm(vllm_engine: Any, model: Path, tmp_path: Path) -> Opens:
-    return partial(place, vllm_engine, model, tmp_path / "place", device_tokens=DEVICE_TOKENS, host=True)
+    return partial(
+        place, vllm_engine, model, tmp_path / "place", device_tokens=DEVICE_TOKENS, host_tokens=HOST_TOKENS
+    )
 
 
 def measured_ttft(opens: Opens, *, host: bool, cache: bool) -> None:
@@ -102,6 +104,7 @@ def measured_throughput(opens: Opens, *, cache: bool) -> None:
     assert all(row["requests_per_s"] == pytest.approx(row["requests"] / row["seconds"]) for row in rows)
     assert all(row["ttft_p50_ms"] <= row["ttft_p90_ms"] <= row["ttft_p99_ms"] for row in rows)
     assert all(row["injected_tokens"] > row["prefilled_tokens"] for row in of(rows, "injected"))
+    assert all(row["refused"] == 0 for row in rows)
     for path in ("text", "hit", "none"):
         assert all(row["injected_tokens"] == 0 for row in of(rows, path))
     assert all(
@@ -110,6 +113,7 @@ def measured_throughput(opens: Opens, *, cache: bool) -> None:
     if cache:
         assert all(row["cached_tokens"] > row["prefilled_tokens"] for row in of(rows, "hit"))
         assert all(row["cached_tokens"] < row["prefilled_tokens"] for row in of(rows, "text"))
+    assert report["room"] == ""
     assert sum(row["written"] for row in rows) == sum(row["written"] for row in report["summary"]) > 0
     assert [row["users"] for row in report["summary"]] == [1] * 4 + [3] * 4
     assert {row["of"] for row in report["ratios"]} == {"requests_per_s", "ttft_p50_ms"}

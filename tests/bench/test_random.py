@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from inferscale_memory.bench.random_memory import RandomMemory
-from inferscale_memory.bench.random_model import SHAPES, RandomEngine, shape_config
+from inferscale_memory.bench.random_model import SHAPES, RandomEngine, shape_config, weight_bytes
 from inferscale_memory.demo.conversations import load
 from inferscale_memory.demo.copying import row_bytes
 from inferscale_memory.engine.base import SamplingOptions
@@ -42,11 +40,7 @@ def engine():
 )
 def test_a_shape_has_the_published_size(shape: str, billions: float, bytes_per_token: int) -> None:
     config = shape_config(shape)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(
-        billions, abs=0.01
-    )
+    assert weight_bytes(shape, "bfloat16") / 2e9 == pytest.approx(billions, abs=0.01)
     assert row_bytes(config, "bfloat16") == row_bytes(config, "auto") == bytes_per_token
 
 
@@ -58,6 +52,8 @@ def test_llama_has_its_own_rotation() -> None:
 def test_a_shape_that_does_not_exist() -> None:
     with pytest.raises(ConfigurationError, match=r"no shape is called 'llama'.*llama-3\.1-8b"):
         RandomEngine("llama", SAID)
+    with pytest.raises(ConfigurationError, match="dtype='int8' is unknown"):
+        RandomEngine("tiny", SAID, dtype="int8")
     assert "tiny" in SHAPES
 
 
