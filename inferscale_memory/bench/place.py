@@ -4,6 +4,8 @@ choose them. With `--random` all of it stands on torch, transformers and numpy a
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -149,6 +151,7 @@ def _real(
 ) -> Iterator[Place]:
     import torch
 
+    _quiet()
     from inferscale_memory.bench.machine import engine
     from inferscale_memory.fetch import demo_model
 
@@ -211,6 +214,13 @@ def about(options: argparse.Namespace, place: Place) -> dict[str, Any]:
         },
         "options": {name: str(value) for name, value in vars(options).items() if value is not None},
     }
+
+
+def _quiet() -> None:
+    """Nobody is asked over the network, and mem0 does not advertise optional packages."""
+    os.environ.setdefault("MEM0_TELEMETRY", "False")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.getLogger("mem0").setLevel(logging.ERROR)
 
 
 def _version(name: str) -> str | None:

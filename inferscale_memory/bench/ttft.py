@@ -269,7 +269,10 @@ def show(report: dict[str, Any]) -> None:
     """Tables on stdout."""
     if report["about"]["note"]:
         print(report["about"]["note"])
-    table("Time to the first token, medians (quartiles)", report["summary"], ("k", "path", *_PARTS, *_TOKENS))
+    parts = _PARTS[1:]
+    summary = [{**row, **{name: row[name]["median"] for name in parts}} for row in report["summary"]]
+    names = ("k", "path", "ttft_ms", *parts, *_TOKENS)
+    table("Time to the first token, medians (quartiles)", summary, names)
     table("Ratios, medians of the ratios of each repetition", report["ratios"], ("k", "ratio", "value"))
     table(
         "Composing against a plain copy of the same bytes",

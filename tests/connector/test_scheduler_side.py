@@ -296,7 +296,13 @@ def test_a_composition_is_injected_and_only_the_question_is_computed(sim: Simula
     assert sim.step().num_scheduled_tokens == {name: len(QUESTION)}
     sim.drain()
     assert tuple(sim.generated[name]) == answer(ids, 4)
-    assert sim.replies[name] == {"injected": 96, "promoted": 0, "compose_s": 0.001, "refused": None, "missing": []}
+    assert sim.replies[name] == {
+        "injected": 96,
+        "promoted": 0,
+        "compose_s": 0.001,
+        "refused": None,
+        "missing": [],
+    }
     assert whole(sim, [512])
 
 
