@@ -6,8 +6,8 @@
     hit       the text path's ids again, all of it in the engine's own prefix cache: the floor
     none      the question alone
 
-A number is counted from the question to the first token. A row that is not what its path says ends the benchmark: a
-wrong number is worse than none.
+A time runs from the question to the first token. Where an injected row was not injected, a host row did not come from
+the host, or two paths had different ids, the benchmark ends: a wrong number is worse than none.
 """
 
 from __future__ import annotations

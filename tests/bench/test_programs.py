@@ -95,7 +95,9 @@ def measured_ttft(opens: Opens, *, host: bool, cache: bool) -> None:
 
 
 def measured_throughput(opens: Opens, *, cache: bool) -> None:
-    options = argparse.Namespace(users=[3, 1], facts=6, k=3, questions=2, rounds=2, max_tokens=3, writes=20.0)
+    options = argparse.Namespace(
+        users=[3, 1], facts=6, k=3, questions=2, rounds=2, max_tokens=3, writes=200.0
+    )
     with opens(asynchronous=True) as here:
         report = asyncio.run(throughput.run(here, options))
     rows = report["rows"]

@@ -126,7 +126,7 @@ def test_torch_and_transformers_are_enough(tmp_path: Path) -> None:
     common = ["--random", "tiny", "--data", data, "--json"]
     programs = {
         "ttft": ["--k", "2", "4", "--repeat", "2"],
-        "throughput": ["--users", "1", "3", "--facts", "6", "--k", "3", "--rounds", "2", "--writes", "20"],
+        "throughput": ["--users", "1", "3", "--facts", "6", "--k", "3", "--rounds", "2", "--writes", "200"],
     }
     reports = {}
     for name, options in programs.items():
