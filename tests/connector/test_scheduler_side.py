@@ -680,6 +680,7 @@ def test_a_failed_load_is_recomputed_to_the_texts_answer(folder: Path, batch: in
     reply, made = inject(sim, ask, ids, tokens=30)
     assert reply == {
         "injected": 0,
+        "promoted": 0,
         "compose_s": 0.0,
         "refused": "loading failed, so the text was prefilled",
         "missing": [],
