@@ -84,7 +84,8 @@ class _Match:
 
 @dataclass(slots=True)
 class _Injection:
-    """A request with a composition. Counts are those of its first admission. `barred`: it is prefilled as text."""
+    """A request with a composition. Counts are those of its first admission; of the `injected` tokens, `promoted`
+    stood on a lower tier and were brought up for it. `barred`: it is prefilled as text."""
 
     ask: Inject
     request: Any
@@ -94,6 +95,7 @@ class _Injection:
     matched: _Match | None = None
     admitted: bool = False
     injected: int = 0
+    promoted: int = 0
     compose_s: float = 0.0
     forgotten: list[Name] = field(default_factory=list)
 
@@ -220,7 +222,7 @@ class SchedulerSide:
             injection = self._loading.pop(name, None)
             if injection is None:
                 continue
-            injection.injected = 0
+            injection.injected = injection.promoted = 0
             injection.barred = True
             injection.refused = "loading failed, so the text was prefilled"
             if self._residency is not None:
@@ -242,6 +244,7 @@ class SchedulerSide:
                 self._note(injection)
                 reply = {
                     "injected": injection.injected,
+                    "promoted": injection.promoted,
                     "compose_s": injection.compose_s,
                     "refused": injection.refused,
                     "missing": list(injection.missing),
@@ -353,15 +356,18 @@ class SchedulerSide:
 
     def _plan_load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
         match = injection.matched
-        if not injection.admitted:
-            injection.admitted = True
+        first, injection.admitted = not injection.admitted, True
+        if first:
             injection.injected = external
         if match is None or external <= 0:
             return
         assert external == match.external, "vLLM allocated another count than was claimed"
+        positions = np.arange(match.cached, match.cached + external, dtype=np.int64)
+        if first:
+            below = np.concatenate([np.full(entry.tokens, 0 not in entry.rows) for entry in match.entries])
+            injection.promoted = int(below[positions - match.offset].sum())
         promoted = self._store.promote(match.entries)
         assert promoted, "match() claimed only what is promotable"
-        positions = np.arange(match.cached, match.cached + external, dtype=np.int64)
         rows = np.concatenate([entry.rows[0] for entry in match.entries])[positions - match.offset]
         slots = self._slots(blocks, positions)
         held = slots >= self._block_size  # block 0 is the null block: it slid out of an attention window

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from inferscale_memory.demo.conversations import Question, User
 from inferscale_memory.engine.base import Completion, SamplingOptions
-from inferscale_memory.memory import Memory
 from inferscale_memory.prompt import Prompt, PromptTemplate, Segment
 
 PATHS = ("text", "injected", "hit", "none")
@@ -46,14 +46,67 @@ class Row:
     completion: Completion
 
 
-class Asker:
-    """Asks one memory along all paths. Each question has salts of its own, so that nothing is cached by accident."""
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One prompt along one path.
 
-    def __init__(self, memory: Memory, *, max_tokens: int) -> None:
+    Attributes:
+        prompt: what the engine was given.
+        memories: texts of the memories in it.
+        dropped: memories that did not fit the context.
+        search_s, compose_s: seconds for retrieval, and for building the prompt.
+        before_s: seconds from the question to the call of the engine: both of them, and what lies between.
+    """
+
+    prompt: Prompt
+    memories: tuple[str, ...]
+    dropped: int
+    search_s: float
+    compose_s: float
+    before_s: float
+    completion: Completion
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from the question to the first token."""
+        return self.before_s + self.completion.ttft_s
+
+
+class Paths:
+    """Takes a question along one path.
+
+    Args:
+        memory: a `Memory`, or what has an `engine` and a `prepare` like its.
+    """
+
+    def __init__(self, memory: Any, options: SamplingOptions) -> None:
         self._memory = memory
         self._engine = memory.engine
         self._template = PromptTemplate(self._engine.tokenizer)
-        self._options = SamplingOptions(max_tokens=max_tokens, stop=("\n",))
+        self._options = options
+
+    def once(self, path: str, user_id: str, text: str, k: int, salt: str) -> Once:
+        """Ask. `path` is "none", "injected", or any other name, which is prefilled as text."""
+        began = perf_counter()
+        if path == "none":
+            ids = self._template.plain([{"role": "user", "content": text}])
+            prompt, memories, dropped, search_s = Prompt(user_id, (Segment(ids),)), (), 0, 0.0
+            compose_s = perf_counter() - began
+        else:
+            prepared = self._memory.prepare(text, user_id=user_id, k=k, max_tokens=self._options.max_tokens)
+            prompt = prepared.prompt if path == "injected" else prepared.prompt.as_text()
+            memories = tuple(memory.text for memory in prepared.memories)
+            dropped, search_s, compose_s = len(prepared.dropped), prepared.search_s, prepared.compose_s
+        before_s = perf_counter() - began
+        completion = self._engine.generate(prompt.salted(salt), self._options)
+        return Once(prompt, memories, dropped, search_s, compose_s, before_s, completion)
+
+
+class Asker:
+    """Asks one memory along all paths. Each question has salts of its own, so that nothing is cached by accident."""
+
+    def __init__(self, memory: Any, *, max_tokens: int) -> None:
+        self._paths = Paths(memory, SamplingOptions(max_tokens=max_tokens, stop=("\n",)))
         self._serial = 0
 
     def warm_up(self, user: User, question: Question, ks: Sequence[int]) -> None:
@@ -75,30 +128,18 @@ class Asker:
             yield from steps[(turn + index) % 3]()
 
     def _one(self, path: str, user: User, question: Question, k: int, salt: str) -> Row:
-        began = perf_counter()
-        if path == "none":
-            ids = self._template.plain([{"role": "user", "content": question.text}])
-            prompt, memories, dropped = Prompt(user.user_id, (Segment(ids),)), "", 0
-        else:
-            prepared = self._memory.prepare(
-                question.text, user_id=user.user_id, k=k, max_tokens=self._options.max_tokens
-            )
-            prompt = prepared.prompt if path == "injected" else prepared.prompt.as_text()
-            memories = "\n".join(memory.text for memory in prepared.memories)
-            dropped = len(prepared.dropped)
-        prepared_s = perf_counter() - began
-        completion = self._engine.generate(prompt.salted(salt), self._options)
+        once = self._paths.once(path, user.user_id, question.text, k, salt)
         return Row(
             k=k,
             path=path,
             user=user.user_id,
             question=question.text,
-            answer=completion.text.strip(),
-            right=question.is_right(completion.text),
-            found=question.is_right(memories),
-            dropped=dropped,
-            ttft_s=prepared_s + completion.ttft_s,
-            completion=completion,
+            answer=once.completion.text.strip(),
+            right=question.is_right(once.completion.text),
+            found=question.is_right("\n".join(once.memories)),
+            dropped=once.dropped,
+            ttft_s=once.ttft_s,
+            completion=once.completion,
         )
 
 

@@ -7,26 +7,23 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from inferscale_memory.demo.conversations import Question, User, load
+from inferscale_memory.demo.conversations import load
+from inferscale_memory.demo.copying import PlainCopy, row_bytes
+from inferscale_memory.demo.remembering import alternating, bar, remember
 from inferscale_memory.errors import ConfigurationError
-
-_COLD_BYTES = 512 * 2**20
-"""More than any processor's cache holds."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
     """Remember a conversation, ask about it along four paths, show what each cost."""
     options = _options(argv)
     users = load(options.data)
-    questions = _alternating(users)[: options.questions]
+    questions = alternating(users)[: options.questions]
     if not questions:
         raise ConfigurationError("the conversation has no questions with answers; pass another --data")
     os.environ.setdefault("MEM0_TELEMETRY", "False")
@@ -60,11 +57,15 @@ def main(argv: Sequence[str] = ()) -> int:
             engine.start()
             if engine.unsupported:
                 console.print(f"[yellow]Blobs cannot be used with this model: {engine.unsupported}")
-            _remember(memory, users, console)
+            began = perf_counter()
+            total = remember(memory, users)
+            console.print(
+                f"{total} memories of {len(users)} users written and encoded in {perf_counter() - began:.0f} s.\n"
+            )
             asker = Asker(memory, max_tokens=options.max_tokens)
             ks = sorted(set(options.k))
             asker.warm_up(*questions[0], ks)
-            with _bar("Asking", len(questions) * len(ks) * 4) as advance:
+            with bar("Asking", len(questions) * len(ks) * 4) as advance:
                 for turn, (user, question) in enumerate(questions):
                     for k in ks:
                         for row in asker.ask(user, question, k, turn=turn):
@@ -72,7 +73,8 @@ def main(argv: Sequence[str] = ()) -> int:
                             advance()
         finally:
             memory.close()
-    copy_s = {k: _plain_copy(model, settings["dtype"], rows, k) for k in ks}
+    copy, size = PlainCopy(), row_bytes(model, settings["dtype"])
+    copy_s = {k: copy.seconds(size * _injected(rows, k)) for k in ks}
     screen.answers(console, rows)
     screen.times(console, rows, copy_s)
     if options.json:
@@ -105,81 +107,10 @@ def _dtype() -> str:
     return "auto" if torch.cuda.is_available() else "float32"
 
 
-def _alternating(users: Sequence[User]) -> list[tuple[User, Question]]:
-    """Every user's questions, one of each user in turn."""
-    columns = [[(user, question) for question in user.questions] for user in users]
-    return [pair for row in zip_longest(*columns) for pair in row if pair is not None]
-
-
-def _remember(memory: Any, users: Sequence[User], console: Any) -> None:
-    """Write every turn as a memory, and wait until all are encoded."""
-    total = sum(user.turns for user in users)
-    began = perf_counter()
-    with _bar(f"Writing {total} turns", total) as advance:
-        for user in users:
-            for session in user.sessions:
-                messages = [
-                    {
-                        "role": "assistant" if turn.speaker == "Assistant" else "user",
-                        "name": turn.speaker,
-                        "content": turn.text,
-                    }
-                    for turn in session.turns
-                ]
-                memory.add(messages, user_id=user.user_id, infer=False, timestamp=session.date)
-                advance(len(messages))
-    with _bar("Encoding each once", total) as advance:
-        done = 0
-
-        def progress(encoded: int, _: int) -> None:
-            nonlocal done
-            advance(max(0, encoded - done))
-            done = max(done, encoded)
-
-        memory.flush(progress)
-    seconds = perf_counter() - began
-    console.print(f"{total} memories of {len(users)} users written and encoded in {seconds:.0f} s.\n")
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Any]:
-    """A progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count=1: progress.advance(task, count)
-
-
-def _plain_copy(model: Path, dtype: str, rows: Sequence[Any], k: int) -> float:
-    """Seconds to copy as many bytes as the injected keys and values have: what composing is measured against.
-
-    Several buffers take turns, so that none is in the processor's cache, as what composing reads and writes is not.
-    """
-    import torch
-    from transformers import AutoConfig
-
+def _injected(rows: Sequence[Any], k: int) -> int:
+    """Median of the injected tokens."""
     tokens = [row.completion.injected_tokens for row in rows if (row.k, row.path) == (k, "injected")]
-    config = AutoConfig.from_pretrained(str(model))
-    heads = config.num_key_value_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kind = config.dtype if dtype == "auto" else getattr(torch, dtype)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = (int(median(tokens)), config.num_hidden_layers, 2, heads, head_dim)
-    copied = size[0] * size[1] * 2 * heads * head_dim * kind.itemsize
-    count = max(2, -(-_COLD_BYTES // (2 * copied)))
-    buffers = torch.ones((count, 2, *size), dtype=kind, device=device)
-    times = []
-    for turn in range(15 * count):
-        source, target = buffers[turn % count]
-        began = perf_counter()
-        target.copy_(source)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(perf_counter() - began)
-    return median(times)
+    return int(median(tokens))
 
 
 def _as_json(row: Any) -> dict[str, Any]:

@@ -188,6 +188,7 @@ def completion(
         compose_s=float(reply.get("compose_s", 0.0)),
         refused=_refusal(reply, asked, injected, known),
         logprobs=None if logprobs is None else tuple(logprobs),
+        promoted_tokens=int(reply.get("promoted", 0)),
     )
 
 

@@ -134,6 +134,8 @@ class Completion:
         compose_s: seconds the engine spent rotating and writing the injected tokens; 0.0 when none were.
         refused: why nothing, or less than asked, was injected; None when all was.
         logprobs: per generated token, {token id: log-probability}, when asked for.
+        promoted_tokens: of the injected tokens, those whose blobs had to be brought to the device from a lower tier
+            first.
     """
 
     text: str
@@ -147,6 +149,7 @@ class Completion:
     compose_s: float = 0.0
     refused: str | None = None
     logprobs: tuple[Mapping[int, float], ...] | None = None
+    promoted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

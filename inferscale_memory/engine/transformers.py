@@ -218,8 +218,8 @@ class TransformersEngine:
     ) -> Iterator[Chunk]:
         loaded = self._load()
         within = None if options.schema is None else loaded.grammars.constraint(options.schema)
-        injection = self._inject(loaded, prompt, len(ids))
-        left, cache = ids[injection.tokens :], injection.cache
+        injection = self._begun(loaded, prompt, ids)
+        left, cache = ids[injection.tokens + injection.cached :], injection.cache
         for chunk in _chunks(left):
             logits = self._forward(loaded, chunk, cache)
         sampler = Sampler(options, self._device)
@@ -250,7 +250,7 @@ class TransformersEngine:
             finish_reason="stop" if ended or text.stopped else "length",
             prompt_tokens=len(ids),
             injected_tokens=injection.tokens,
-            cached_tokens=0,
+            cached_tokens=injection.cached,
             prefilled_tokens=len(left),
             ttft_s=ttft,
             compose_s=injection.seconds,
@@ -301,6 +301,10 @@ class TransformersEngine:
             if self._closed:
                 raise EngineError(_CLOSED)
             return loaded.forward(ids, cache)[-1]
+
+    def _begun(self, loaded: _Loaded, prompt: Prompt, ids: Sequence[int]) -> _Injection:
+        """What of `ids`, those of `prompt`, needs no prefill."""
+        return self._inject(loaded, prompt, len(ids))
 
     def _inject(self, loaded: _Loaded, prompt: Prompt, prompt_tokens: int) -> _Injection:
         """A cache that holds the leading blobs of `prompt`, verified; never the whole prompt."""
@@ -388,6 +392,22 @@ class TransformersEngine:
             return self._loaded
 
     def _load_model(self) -> _Loaded:
+        model = self._made_model()
+        model.eval().requires_grad_(False).to(self._device)
+        blobs = None
+        if self._shape is not None:
+            rows = self._blob_bytes // self._shape.row_bytes
+            blobs = _Blobs(
+                layers=AttentionLayers(model, self._shape),
+                arena=Arena(self._shape, rows, self._device),
+                store=BlobStore([RowTier("device", rows)]),
+            )
+        end = _end_tokens(model, self.tokenizer)
+        vocabulary = self._config.get_text_config().vocab_size
+        return _Loaded(model, self._device, end, Grammars(self.tokenizer, vocabulary, end), blobs)
+
+    def _made_model(self) -> Any:
+        """The model as transformers makes it of the folder."""
         try:
             with _no_progress_bars():
                 model, info = AutoModelForCausalLM.from_pretrained(
@@ -408,18 +428,7 @@ class TransformersEngine:
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
             raise EngineError(f"{self._folder} lacks weights ({missing}, ...): download the model again")
-        model.eval().requires_grad_(False).to(self._device)
-        blobs = None
-        if self._shape is not None:
-            rows = self._blob_bytes // self._shape.row_bytes
-            blobs = _Blobs(
-                layers=AttentionLayers(model, self._shape),
-                arena=Arena(self._shape, rows, self._device),
-                store=BlobStore([RowTier("device", rows)]),
-            )
-        end = _end_tokens(model, self.tokenizer)
-        vocabulary = self._config.get_text_config().vocab_size
-        return _Loaded(model, self._device, end, Grammars(self.tokenizer, vocabulary, end), blobs)
+        return model
 
     def close(self) -> None:
         """Give back model and blobs; what needs them raises EngineError from then on."""
@@ -494,12 +503,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Injection:
-    """A cache, how many tokens of the prompt it holds, why not more, and the seconds it took to fill."""
+    """A cache, how many tokens of the prompt were injected into it, why not more, and the seconds that took. `cached`:
+    tokens it holds because an earlier prompt computed them."""
 
     cache: DynamicCache
     tokens: int = 0
     refused: str | None = None
     seconds: float = 0.0
+    cached: int = 0
 
 
 def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:

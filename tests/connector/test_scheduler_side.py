@@ -329,7 +329,13 @@ def test_a_composition_is_injected_and_only_the_question_is_computed(sim: Simula
     assert sim.step().num_scheduled_tokens == {name: len(QUESTION)}
     sim.drain()
     assert tuple(sim.generated[name]) == answer(ids, 4)
-    assert sim.replies[name] == {"injected": 96, "compose_s": 0.001, "refused": None, "missing": []}
+    assert sim.replies[name] == {
+        "injected": 96,
+        "promoted": 0,
+        "compose_s": 0.001,
+        "refused": None,
+        "missing": [],
+    }
     assert whole(sim, [512])
 
 
@@ -360,7 +366,7 @@ def test_a_prompt_of_one_injected_token_is_computed(sim: Simulation) -> None:
 
 def test_a_composition_of_nothing_is_text(sim: Simulation) -> None:
     reply, made = inject(sim, Inject("alice", ()), QUESTION)
-    assert reply == {"injected": 0, "compose_s": 0.0, "refused": None, "missing": []}
+    assert reply == {"injected": 0, "promoted": 0, "compose_s": 0.0, "refused": None, "missing": []}
     assert made == answer(QUESTION, 4)
 
 
@@ -633,6 +639,19 @@ def test_a_blob_on_the_host_is_brought_up_before_it_is_loaded(folder: Path) -> N
     assert whole(sim, [64, 256])
 
 
+def test_the_reply_says_how_much_was_brought_up_for_it(folder: Path) -> None:
+    sim = Simulation(folder, device=64, host=256)
+    (a, b), ids = chain(sim, "alice", A, B), A + B + QUESTION
+    sim.encode("alice", words(60, 77), (0, 60))
+    promoted = [inject(sim, Inject("alice", (a, b), nonce), ids)[0]["promoted"] for nonce in ("1", "2")]
+    assert promoted == [55, 0], "it stays on the device"
+    sim.encode("alice", words(60, 78), (0, 30))  # the room of one blob: the one used longest ago gives way
+    assert 0 not in sim.store.get(a[0]).rows
+    assert 0 in sim.store.get(b[0]).rows
+    reply, _ = inject(sim, Inject("alice", (a, b), "3"), ids)
+    assert (reply["injected"], reply["promoted"]) == (55, 30)
+
+
 def test_of_a_composition_larger_than_the_device_the_leading_part_is_injected(folder: Path) -> None:
     sim = Simulation(folder, device=64, host=256)
     a, b = chain(sim, "alice", A, B)
@@ -694,6 +713,7 @@ def test_a_failed_load_is_recomputed_to_the_texts_answer(folder: Path, batch: in
     reply, made = inject(sim, ask, ids, tokens=30)
     assert reply == {
         "injected": 0,
+        "promoted": 0,
         "compose_s": 0.0,
         "refused": "loading failed, so the text was prefilled",
         "missing": [],
