@@ -187,6 +187,7 @@ def connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
         db.create_function("packed", 1, packed, deterministic=True)
+        db.create_function("folded", 1, _folded, deterministic=True)
         if not db.execute("PRAGMA page_count").fetchone()[0]:
             settle_page_size(db)
         use_log(db, _PATIENCE_S)
@@ -196,6 +197,11 @@ def connect(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _folded(text: str | None) -> str | None:
+    """SQLite's own `lower` knows the letters of ASCII alone."""
+    return None if text is None else text.casefold()
 
 
 def opened(path: Path) -> sqlite3.Connection:
@@ -208,7 +214,9 @@ def opened(path: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or monotonic() > deadline:
                 raise
-        sleep(random.uniform(0, _PAUSE_S))  # closed meanwhile: several that bring it up together keep each other out
+        sleep(
+            random.uniform(0, _PAUSE_S)
+        )  # closed meanwhile: several that bring it up together keep each other out
 
 
 def _opened(path: Path) -> sqlite3.Connection:
