@@ -85,7 +85,7 @@ def _said(value: Any, folder: Path) -> str:
     text = _SECRETS.sub("", str(value))
     if "://" in text or not isinstance(value, str):
         return text
-    path, inside = Path(text).expanduser().absolute(), folder.absolute()
+    path, inside = Path(text).expanduser().resolve(), folder.resolve()  # one store, whatever leads to it
     return str(path.relative_to(inside)) if path.is_relative_to(inside) else text
 
 
