@@ -217,6 +217,17 @@ def test_a_place_in_the_folder_moves_with_it_and_another_does_not() -> None:
     assert inside[0] == inside[1] != outside[0] == outside[1]
 
 
+def test_a_name_that_is_no_path_is_the_same_wherever_the_process_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    names = set()
+    for place in (tmp_path, tmp_path / "app"):
+        monkeypatch.chdir(place)
+        names.add(named(tmp_path, host="db", dbname="app", collection_name="mem0"))
+    assert len(names) == 1
+
+
 def test_a_store_is_the_same_whatever_link_leads_to_it(open_memory: OpenMemory, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
