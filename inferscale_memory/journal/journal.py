@@ -316,7 +316,7 @@ class Journal:
 
     def blobs_saying(self, text: str) -> list[LedgerEntry]:
         """The blobs of facts that say `text`, and those whose window held a fact or turn that does."""
-        said = "(SELECT {} WHERE instr(lower(text), lower(?)))"
+        said = "(SELECT {} WHERE instr(folded(text), folded(?)))"
         facts, turns = said.format("fact FROM facts"), said.format("number FROM turns")
         window = f"(SELECT fact, fingerprint FROM held WHERE other IN {facts} OR turn IN {turns})"
         return self._entries(f"fact IN {facts} OR (fact, fingerprint) IN {window}", text, text, text)

@@ -5,8 +5,10 @@ It must never leave a file half changed, nor words of an earlier format in its f
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from pathlib import Path
+from time import monotonic, sleep
 
 from inferscale_memory.journal.words import packed, settle_page_size, words_of
 from inferscale_memory.sqlite import empty_log, transaction, use_log
@@ -175,6 +177,7 @@ CREATE TABLE owed (
 )
 FORMAT = len(STEPS)
 _PATIENCE_S = 30.0
+_PAUSE_S = 0.05
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -184,6 +187,7 @@ def connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
         db.create_function("packed", 1, packed, deterministic=True)
+        db.create_function("folded", 1, _folded, deterministic=True)
         if not db.execute("PRAGMA page_count").fetchone()[0]:
             settle_page_size(db)
         use_log(db, _PATIENCE_S)
@@ -195,9 +199,27 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _folded(text: str | None) -> str | None:
+    """SQLite's own `lower` knows the letters of ASCII alone."""
+    return None if text is None else text.casefold()
+
+
 def opened(path: Path) -> sqlite3.Connection:
     """The same, with everything in it that a journal needs. Raises `sqlite3.Error` on a file that is none, or that
     another process keeps from being brought to the present format."""
+    deadline = monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return _opened(path)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or monotonic() > deadline:
+                raise
+        sleep(
+            random.uniform(0, _PAUSE_S)
+        )  # closed meanwhile: several that bring it up together keep each other out
+
+
+def _opened(path: Path) -> sqlite3.Connection:
     db = connect(path)
     try:
         found = db.execute("PRAGMA user_version").fetchone()[0]
@@ -210,6 +232,12 @@ def opened(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    """SQLite does not wait where the file must be nobody else's, whatever its timeout."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_BUSY)  # an error of ours says the same
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _bring_up(db: sqlite3.Connection) -> None:

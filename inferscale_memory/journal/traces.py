@@ -51,10 +51,12 @@ def _folded(text: str) -> str:
 
 
 def find(data: bytes, wanted: Iterable[bytes]) -> list[int]:
-    """Offsets at which one of `spellings` begins. In an SQLite database also where it goes on on a page
-    elsewhere, as the end of a long row does."""
-    low, found = data.lower(), set[int]()
-    for needle in wanted:
+    """Offsets at which one of `spellings` begins, in any case of its letters. In an SQLite database also where it
+    goes on on a page elsewhere, as the end of a long row does."""
+    needles = list(wanted)
+    case = _case_of(needles)
+    low, found = _folded_bytes(data, case), set[int]()
+    for needle in dict.fromkeys(_folded_bytes(needle, case) for needle in needles):
         found.update(_places(low, needle))
         if data.startswith(_SQLITE):
             found.update(_split_places(data, low, needle))
@@ -69,6 +71,39 @@ def search_files(paths: Sequence[Path], wanted: Sequence[bytes]) -> list[tuple[s
     if answer.returncode:
         raise RuntimeError(f"the files could not be read: {answer.stderr.strip().splitlines()[-1:]}")
     return [(path, offset) for path, offset in json.loads(answer.stdout)]
+
+
+def _case_of(needles: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Letters of the needles beyond ASCII -> the same in lower case, as UTF-8 and as JSON escapes them. Only what is
+    as long in both, so that offsets stay; `spellings` has the rest as far as a whole text is in one case."""
+    letters = set("".join(needle.decode("utf-8", "ignore") for needle in needles))
+    escaped = {code for needle in needles for code in re.findall(rb"\\u([0-9a-f]{4})", needle)}
+    letters |= {chr(int(code, 16)) for code in escaped}
+    case = {}
+    for letter in letters:
+        if letter.isascii():
+            continue
+        folded = letter.upper().lower()
+        for form in (letter, letter.lower(), letter.upper()):
+            for spell in (_utf8, _escape):
+                if len(spell(form)) == len(spell(folded)):
+                    case[spell(form)] = spell(folded)
+    return case
+
+
+def _folded_bytes(data: bytes, case: dict[bytes, bytes]) -> bytes:
+    low = data.lower()
+    if not case:
+        return low
+    return re.sub(b"|".join(map(re.escape, case)), lambda found: case[found[0]], low)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _escape(text: str) -> bytes:
+    return _json(text, ascii=True).encode()
 
 
 def _json(text: str, *, ascii: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ class Audit:
     """What was found of a text.
 
     Attributes:
-        found: places in files, in any case of its letters, as it is or escaped as JSON.
+        found: places in files, in any case of its letters, as it is or escaped as JSON. A letter that takes more
+            bytes in the other case, as "ß" and "SS", is known only in the case of the text that is looked for.
         blobs: keys of the blobs that the engine holds of facts that say it, or behind a window that does.
         pending: how often the engine still has to be told to forget, whatever it was: it has failed when it was told,
             and may hold blobs of any text that was deleted before.
@@ -69,4 +71,4 @@ def _files(place: Path) -> Iterator[Path]:
     if place.is_dir():
         yield from (file for file in place.rglob("*") if file.is_file())
     elif place.is_file():
-        yield from (file for file in place.parent.glob(f"{place.name}*") if file.is_file())
+        yield from (file for file in place.parent.glob(f"{escape(place.name)}*") if file.is_file())

@@ -68,6 +68,8 @@ class Recovery:
         scope = Scope.read(intent.scope)
         listed = rows_of(self._store.list(filters=scope.ids, top_k=MOST))
         rows = {str(row.id): row.payload or {} for row in listed if Scope.of(row.payload or {}) == scope}
+        for name in self._journal.banned(rows):  # put away because it has expired: not of this call
+            del rows[name]
         known = self._journal.facts(rows)
         self._writes.written([(name, payload) for name, payload in rows.items() if name not in known])
         for name, payload in rows.items():

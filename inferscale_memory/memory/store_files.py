@@ -76,17 +76,21 @@ def name_of(config: Any, folder: Path) -> str:
     own = config.config
     told = {name: own.get(name) if isinstance(own, dict) else getattr(own, name, None) for name in _PLACE}
     place = {
-        name: _said(value, folder) for name, value in told.items() if isinstance(value, str | int | list)
+        name: _said(name, value, folder)
+        for name, value in told.items()
+        if isinstance(value, str | int | list)
     }
     return blake2b(repr((str(config.provider), place)).encode(), digest_size=6).hexdigest()
 
 
-def _said(value: Any, folder: Path) -> str:
+def _said(name: str, value: Any, folder: Path) -> str:
     text = _SECRETS.sub("", str(value))
-    if "://" in text or not isinstance(value, str):
+    place = Path(text).expanduser()
+    # Not every text: what is none is the same wherever the process was started.
+    if "://" in text or not isinstance(value, str) or not (name == "path" or place.is_absolute()):
         return text
-    path, inside = Path(text).expanduser().absolute(), folder.absolute()
-    return str(path.relative_to(inside)) if path.is_relative_to(inside) else text
+    place, inside = place.resolve(), folder.resolve()  # one store, whatever link leads to it
+    return str(place.relative_to(inside) if place.is_relative_to(inside) else place)
 
 
 def _claim(journal: Path, store: str) -> bool:

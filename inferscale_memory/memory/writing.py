@@ -209,6 +209,7 @@ class WritePath:
                 elif (fact := self._read(name, payload, batch)) is not None:
                     if is_expired(payload):  # it is in the store, as mem0 wants it, and nowhere else
                         batch.forgotten.append(self._journal.forget_turns(fact.turns))
+                        self._journal.forget_facts([name])  # a start after a crash finds it in the store
                         batch.lost.append(Intent(EXPIRE, name, fact.scope, (fact.text,)))
                         batch.told.add(name)
                     else:

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -518,6 +519,14 @@ class TestFile:
             db.execute("SELECT * FROM facts").fetchall()
             with pytest.raises(sqlite3.OperationalError):
                 Journal(path)
+        Journal(path).close()
+
+    def test_one_of_an_earlier_format_is_waited_for_while_others_open_it(self, path: Path) -> None:
+        path.parent.mkdir()
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript(f"{STEPS[0]}; PRAGMA user_version = 1")
+        Timer(0.3, db.close).start()
         Journal(path).close()
 
     def test_closing_twice_is_harmless(self, journal: Journal) -> None:

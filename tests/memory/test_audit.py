@@ -63,6 +63,24 @@ def test_every_spelling_is_found(form: object) -> None:
     assert len(find(data, spellings("Secret 'Words'"))) == 1
 
 
+@pytest.mark.parametrize("provider", ["inferscale", "faiss"])
+def test_letters_beyond_ascii_have_cases_too(open_memory: OpenMemory, provider: str) -> None:
+    memory = open_memory(vector_store={"provider": provider})
+    say(memory, "Мой Сейф открыт, sagt Übermut in Ägypten")
+    memory.flush()
+    for asked in ("мой сейф", "МОЙ сейф ОТКРЫТ", "übermut in ÄGYPTEN"):
+        audit = memory.audit(asked)
+        assert len({Path(place.file).name for place in audit.found}) >= 3, asked
+        assert len(audit.blobs) == 1, asked
+
+
+def test_a_file_is_found_whatever_its_name(open_memory: OpenMemory, tmp_path: Path) -> None:
+    history = tmp_path / "history[1].db"
+    memory = open_memory(history_db_path=str(history))
+    say(memory, SECRET)
+    assert str(history) in {place.file for place in memory.audit(SECRET).found}
+
+
 def test_a_text_that_is_spread_over_pages_is_found(tmp_path: Path) -> None:
     path = tmp_path / "long.sqlite"
     with sqlite3.connect(path) as db:

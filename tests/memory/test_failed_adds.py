@@ -234,3 +234,27 @@ def test_two_that_try_again_at_once_make_a_call_once(memory: Memory) -> None:
     thread.join()
     assert len(llm.asked) == 2
     assert memory.failed_adds() == []
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["expired when it was written", "expired later"])
+def test_a_memory_that_starts_meanwhile_puts_nothing_away_for_what_expired_before(
+    open_face: OpenFace, late: bool
+) -> None:
+    memory = open_face()
+    past = "2020-01-01"
+    added = memory.add("old", **ADA, infer=False, **({} if late else {"expiration_date": past}))
+    if late:
+        memory.update(added["results"][0]["id"], expiration_date=past)
+    memory.flush()
+
+    class Slow(Scripted):
+        def generate_response(self, messages: Any, **options: Any) -> Any:
+            open_face().close()
+            return super().generate_response(messages, **options)
+
+    memory.itself.llm = Slow(RuntimeError("down"))
+    with pytest.raises(LLMError):
+        memory.add("I like tea", **ADA)
+    assert turns(memory) == ["I like tea"]
+    script(memory, TEA)
+    assert [result["memory"] for result in memory.retry_failed()["results"]] == ["Ada likes tea"]

@@ -18,6 +18,7 @@ from inferscale_memory.memory import Memory
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 from tests.memory.conftest import OpenMemory
 from tests.memory.hashing import DIMENSIONS
+from tests.memory.raw import files_with
 from tests.memory.saying import ADA, say
 from tests.memory.test_faces import Extractor
 
@@ -214,6 +215,30 @@ def test_a_place_in_the_folder_moves_with_it_and_another_does_not() -> None:
     inside = [named(Path(folder), path=f"{folder}/facts.sqlite") for folder in ("/f", "/g/h")]
     outside = [named(Path(folder), path="/else/facts.sqlite") for folder in ("/f", "/g/h")]
     assert inside[0] == inside[1] != outside[0] == outside[1]
+
+
+def test_a_name_that_is_no_path_is_the_same_wherever_the_process_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    names = set()
+    for place in (tmp_path, tmp_path / "app"):
+        monkeypatch.chdir(place)
+        names.add(named(tmp_path, host="db", dbname="app", collection_name="mem0"))
+    assert len(names) == 1
+
+
+def test_a_store_is_the_same_whatever_link_leads_to_it(open_memory: OpenMemory, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for place in ("disk", "link"):
+        path = str(tmp_path / place / "facts.sqlite")
+        with open_memory(vector_store={"provider": "inferscale", "config": {"path": path}}) as memory:
+            if place == "disk":
+                [fact] = say(memory, MINE)
+            else:
+                memory.delete(fact)
+    assert files_with(tmp_path, MINE) == []
 
 
 def test_a_folder_that_cannot_be_used_raises(tmp_path: Path) -> None:
