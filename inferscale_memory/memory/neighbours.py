@@ -6,6 +6,7 @@ are left out, so that writing one makes no other blob stale. Neighbours carry ev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from inferscale_memory.memory.words import is_expired
 
 _LATER = 3
 """How many times as many are asked for: later ones are among them."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Embedder(Protocol):
@@ -39,10 +43,19 @@ class Neighbours:
         """At most n facts, the nearest last, as the journal knows them."""
         if self._n == 0:
             return []
-        vector = self._embedder().embed(fact.text, "search")
-        found = self._store().search(
-            query=fact.text, vectors=vector, top_k=_LATER * (self._n + 1), filters=Scope.read(fact.scope).ids
-        )
+        try:
+            vector = self._embedder().embed(fact.text, "search")
+            found = self._store().search(
+                query=fact.text,
+                vectors=vector,
+                top_k=_LATER * (self._n + 1),
+                filters=Scope.read(fact.scope).ids,
+            )
+        except Exception as error:  # whatever embedders and stores raise
+            _log.warning(
+                "memory %s is encoded without neighbours: they cannot be searched for (%s)", fact.fact, error
+            )
+            return []
         living = [str(row.id) for row in rows_of(found) if not is_expired(row.payload or {})]
         places = self._journal.places([fact.fact, *living])
         own = places.pop(fact.fact, None)

@@ -124,6 +124,24 @@ def test_what_does_not_fit_is_left_out_from_the_front(open_memory: OpenMemory, e
     assert CATS[0] in injected(memory.chat("What about my cat?", **ADA, k=1, max_tokens=2))[0]
 
 
+def test_an_embedder_that_is_away_costs_the_neighbours_alone(
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(text: str, memory_action: Any = None) -> Any:
+        if memory_action == "search":
+            raise ConnectionError("away")
+        return own(text, memory_action)
+
+    own = memory.embedding_model.embed
+    monkeypatch.setattr(memory.embedding_model, "embed", away)
+    say(memory, CATS[0])
+    say(memory, CATS[1])
+    memory.flush()
+    assert CATS[0] not in encoded(engine, CATS[1])
+    monkeypatch.undo()
+    assert set(injected(memory.chat("What about my cat?", **ADA, max_tokens=2))) == set(CATS[:2])
+
+
 def test_a_count_that_is_none_is_refused(open_memory: OpenMemory) -> None:
     for bad in (-1, 2.5, True):
         options: dict[str, Any] = {"neighbours": bad}
