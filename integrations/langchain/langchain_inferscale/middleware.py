@@ -264,7 +264,7 @@ class _Turn:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], scope: Ids) -> _Turn:
-        asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
+        asked = next((message for message in reversed(messages) if _is_users(message)), None)
         if asked is None:
             return cls((), "")
         words = str(asked.text).strip()
@@ -298,13 +298,11 @@ class _Turns:
 def _finished(state: Mapping[str, Any]) -> list[dict[str, str]]:
     """The user's words of the last turn and the model's answer to them; nothing where it was not answered."""
     messages: Sequence[AnyMessage] = state["messages"]
-    last = next(
-        (at for at in range(len(messages) - 1, -1, -1) if isinstance(messages[at], HumanMessage)), None
-    )
+    last = next((at for at in range(len(messages) - 1, -1, -1) if _is_users(messages[at])), None)
     if last is None:
         return []
     first = last
-    while first > 0 and isinstance(messages[first - 1], HumanMessage):
+    while first > 0 and _is_users(messages[first - 1]):
         first -= 1
     said = [("user", str(message.text)) for message in messages[first : last + 1]]
     answer = messages[-1]
@@ -313,6 +311,12 @@ def _finished(state: Mapping[str, Any]) -> list[dict[str, str]]:
     elif state.get("structured_response") is None:
         return []
     return [{"role": role, "content": words.strip()} for role, words in said if words.strip()]
+
+
+def _is_users(message: BaseMessage) -> bool:
+    """Whether a message is the user's own. LangChain's middleware writes some in their name, such as the summary of a
+    conversation, which says what was remembered already."""
+    return isinstance(message, HumanMessage) and not message.additional_kwargs.get("lc_source")
 
 
 def _line(result: Mapping[str, Any]) -> str:
