@@ -117,8 +117,11 @@ class _Words:
         return certain
 
     def rest(self, text: str) -> str:
-        """What is still to be said of `text`, the words of the whole answer."""
-        return "" if self._calling is None else text[self._sent :]
+        """What is still to be said of `text`, the words of the whole answer: those around a call are trimmed."""
+        if self._calling is None:
+            return ""
+        trimmed = 0 if self._text.startswith(text) else len(self._text) - len(self._text.lstrip())
+        return text[max(0, self._sent - trimmed) :]
 
 
 def _placed(prompt: Prompt, completion: Completion) -> set[str | None]:

@@ -29,7 +29,7 @@ from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.rows import MOST, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Direct, Threads, Waiting, run
-from inferscale_memory.memory.words import is_expired
+from inferscale_memory.memory.words import is_expired, payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import check_fits
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
@@ -118,6 +118,15 @@ class Chat:
     ) -> list[dict[str, Any]]:
         """See `recall`."""
         return await self._recall(_THREADS, messages, ids, k, filters)
+
+    def stand(self, memories: Sequence[Result]) -> bool:
+        """Whether all of `memories`, which `recall` gave, still are and say what they said. What is kept of one call
+        for the next must be asked about, or what was forgotten in between comes back."""
+        return run(self._stand(_HERE, memories))
+
+    async def astand(self, memories: Sequence[Result]) -> bool:
+        """See `stand`."""
+        return await self._stand(_THREADS, memories)
 
     def prepare(
         self,
@@ -223,6 +232,19 @@ class Chat:
             wait, memory, lambda: operations.search(memory._kind, memory, text, ids, k, filters)
         )
         return list(found)
+
+    async def _stand(self, wait: Waiting, memories: Sequence[Result]) -> bool:
+        said = {str(memory["id"]): words_of(payload_of(memory)).digest for memory in memories}
+        if not said:
+            return True
+        memory = self._with_memory()
+        now = dict(await wait.call(operations.behind(memory).wordings, list(said)))
+        for name in said.keys() - now.keys():  # gone, or written by somebody whom the journal does not know
+            row = await wait.call(memory.vector_store.get, name)
+            if row is None:
+                return False
+            now[name] = words_of(row.payload or {}).digest
+        return now == said
 
     async def _prepare(
         self,

@@ -79,10 +79,10 @@ def call_schema(tools: Tools, names: Sequence[str]) -> dict[str, Any]:
     """A JSON schema of one call of one of `names`."""
     definitions: dict[str, Any] = {}
     calls = []
-    for tool in tools:
+    for number, tool in enumerate(tools):
         function = tool["function"]
         if function["name"] in names:
-            arguments = _hoisted(function["name"], function["parameters"], definitions)
+            arguments = _hoisted(f"tool{number}", function["parameters"], definitions)
             properties = {"name": {"const": function["name"]}, "arguments": arguments}
             calls.append(
                 {
@@ -97,26 +97,39 @@ def call_schema(tools: Tools, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _hoisted(name: str, parameters: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """`parameters` as a part of a larger schema: its definitions move there, under names of their own."""
+    """`parameters` as a part of a larger schema: its definitions move there, under names of their own that begin with
+    `name`, and so does all of it where it refers to itself."""
     schema = deepcopy(dict(parameters))
     own = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    to_itself = False
+
+    def target(ref: str) -> str:
+        nonlocal to_itself
+        for key in own:
+            if ref.startswith(f"#/{key}/"):
+                return f"#/$defs/{name}.{ref.removeprefix(f'#/{key}/')}"
+        if ref == "#" or ref.startswith("#/"):
+            to_itself = True
+            return f"#/$defs/{name}{ref.removeprefix('#')}"
+        return ref
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):
-            ref = node.get("$ref")
-            if isinstance(ref, str):
-                for key in own:
-                    if ref.startswith(f"#/{key}/"):
-                        node = {**node, "$ref": f"#/$defs/{name}.{ref.removeprefix(f'#/{key}/')}"}
-            return {key: moved(value) for key, value in node.items()}
+            return {
+                key: target(value) if key == "$ref" and isinstance(value, str) else moved(value)
+                for key, value in node.items()
+            }
         return [moved(value) for value in node] if isinstance(node, list) else node
 
     for found in own.values():
         definitions.update({f"{name}.{key}": moved(value) for key, value in found.items()})
-    schema = moved(schema)
+    schema = {"type": "object", **moved(schema)}
     if not schema.get("properties"):  # otherwise a model may make up arguments without end
         schema.setdefault("additionalProperties", False)
-    return {"type": "object", **schema}
+    if not to_itself:
+        return schema
+    definitions[name] = schema
+    return {"$ref": f"#/$defs/{name}"}
 
 
 def read_forced(text: str, tools: Tools) -> Said:

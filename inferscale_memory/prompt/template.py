@@ -7,6 +7,7 @@ conversation must never get into the preamble, which may be shared between owner
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -283,6 +284,10 @@ def _mark(surroundings: str) -> str:
     return mark
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""A lone surrogate: half of an emoji that was cut in two, or a byte that was no text."""
+
+
 def _flat(message: Message) -> dict[str, Any]:
     """A copy of the message with one string as content (or None, where the model only called tools)."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -295,6 +300,10 @@ def _flat(message: Message) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         kind = type(content).__name__
         raise PromptError(f"The content of a message is of type {kind}: pass text, or a list of text parts.")
+    if content is not None and _HALF.search(content):
+        raise PromptError(
+            "A message holds half a character, which no tokenizer reads: pass whole Unicode text."
+        )
     return {**message, "content": content}
 
 

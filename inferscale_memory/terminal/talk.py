@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import ExtractionError, PromptError
+from inferscale_memory.errors import ExtractionError, InferScaleError
 from inferscale_memory.memory import Memory, Reply
 
 _HELP = """\
@@ -82,7 +82,7 @@ class Talk:
             for piece in self._session.stream(line, options=self._options):
                 self._console.print(piece.text, end="", markup=False, soft_wrap=True)
                 self._last = piece.reply or self._last
-        except PromptError as error:
+        except InferScaleError as error:  # a question that cannot be asked, or an engine that fails
             self._note(str(error))
             return
         self._console.print()
@@ -148,7 +148,7 @@ class Talk:
             self._begin()
             self._note("Everything about this user is forgotten, and a new conversation begun.")
             return
-        if not which.isdigit() or not 1 <= int(which) <= len(self._listed):
+        if not which.isdecimal() or not 1 <= int(which) <= len(self._listed):
             self._note("Name a number of the last list: /memories makes one.")
             return
         fact = self._listed.pop(int(which) - 1)

@@ -257,3 +257,18 @@ def test_the_models_name_is_known_before_anything_starts(memory: Memory, model: 
 def test_a_conversation_that_overflows_has_an_error_of_its_own(chat: Either, engine: WatchedEngine) -> None:
     with pytest.raises(ContextOverflowError, match="room for"):
         chat.prepare("word " * engine.max_model_len, ADA)
+
+
+def test_what_was_recalled_stands_until_some_of_it_is_forgotten_or_changed(
+    chat: Either, filled: Settled
+) -> None:
+    found = chat.recall(QUESTION, ADA)
+    assert chat.stand(found)
+    assert chat.stand([])
+    filled.update(found[0]["id"], "My cat is called Momo")
+    assert not chat.stand(found)
+    found = chat.recall(QUESTION, ADA)
+    assert chat.stand(found)
+    filled.delete(found[-1]["id"])
+    assert not chat.stand(found)
+    assert chat.stand(found[:-1])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from inferscale_memory.errors import EngineError
 from inferscale_memory.memory import Memory
 from inferscale_memory.terminal.talk import Talk
 from tests.memory.watched import WatchedEngine
@@ -122,3 +123,19 @@ def test_the_command_talks_through_a_pipe_and_remembers_the_next_time(model: Pat
     assert "ada, 1 memory." in again
     assert again.count("My cat is called Miso") == 2
     assert "never heard" not in again
+
+
+def test_what_is_no_number_and_an_engine_that_fails_end_no_talk(
+    screen: Screen, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen.says("My cat is called Miso")
+    screen.says("/memories")
+    assert "Name a number" in screen.says("/forget \u00b2")
+
+    def failing(*_: object, **__: object) -> None:
+        raise EngineError("the engine has ended: start it again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "stream", failing)
+        assert "start it again" in screen.says("I like tea")
+    assert "Remembered: I like tea" in screen.says("I like tea")

@@ -124,3 +124,29 @@ def test_what_is_let_out_of_a_stream_stays_words(text: str) -> None:
         assert before <= certain <= length
         assert words.startswith(text[:certain].rstrip())
         before = certain
+
+
+@pytest.mark.parametrize("name", ["weather/today", "weather", "a~b%c"])
+def test_every_reference_in_the_schema_of_a_call_leads_somewhere(name: str) -> None:
+    """Whatever the tool is called, and where its parameters refer to themselves."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "at": {"$ref": "#/$defs/Place"},
+            "also": {"$ref": "#/properties/at"},
+            "then": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+        "$defs": {"Place": {"enum": ["Porto"]}},
+    }
+    schema = call_schema(read_tools([{"name": name, "parameters": parameters}]), [name])
+
+    def led(ref: str) -> Any:
+        node: Any = schema
+        for part in ref.removeprefix("#/").split("/"):
+            node = node[part]
+        return led(node["$ref"]) if "$ref" in node else node
+
+    arguments = led(schema["properties"]["arguments"]["$ref"])
+    of = arguments["properties"]
+    assert led(of["at"]["$ref"]) == led(of["also"]["$ref"]) == {"enum": ["Porto"]}
+    assert led(of["then"]["anyOf"][0]["$ref"]) == arguments

@@ -26,6 +26,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from inferscale_memory import Chat, Engine, Prepared
 from inferscale_memory.errors import ConfigurationError, ContextOverflowError
 from langchain_inferscale.behind import Behind
+from langchain_inferscale.bound import Bound
 from langchain_inferscale.calls import UNUSED, Call, read_call, read_choice, read_tools
 from langchain_inferscale.expiry import living
 from langchain_inferscale.messages import chunk, generation, to_chat
@@ -38,7 +39,15 @@ from langchain_inferscale.scope import (
     ids_of_config,
     read_ids,
 )
-from langchain_inferscale.structured import Method, bound_to, checked_method, read_as
+from langchain_inferscale.structured import (
+    Method,
+    bound_to,
+    checked_method,
+    parser_of,
+    read_as,
+    whole_calls,
+    whole_json,
+)
 
 _NAME = "ChatInferScale"
 
@@ -92,6 +101,8 @@ class ChatInferScale(BaseChatModel):
     messages (a checkpointer does) keeps the words with them, where forgetting does not reach."""
 
     _behind: Behind = PrivateAttr()
+    _bound: Ids = PrivateAttr(default_factory=dict)
+    """Ids that a binding has named: nearer than the config."""
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +197,24 @@ class ChatInferScale(BaseChatModel):
     def _engine(self) -> Engine:
         return self.chat.engine
 
+    # -- bindings --------------------------------------------------------------------------------------------
+
+    def bind(self, **kwargs: Any) -> Bound:  # type: ignore[override]  # LangChain names a private class
+        """This model with arguments of every call; ids among them stay with whatever is made of it."""
+        return Bound(bound=self, kwargs=kwargs, config={})
+
+    def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> Bound:
+        """This model with a config of every call; see `bind`."""
+        merged: Any = {**(config or {}), **kwargs}
+        return Bound(bound=self, kwargs={}, config=merged)
+
+    def named(self, *, bound: Ids, configured: Ids) -> Self:
+        """The same model, over the same memory, that answers for these ids: `bound` goes before the config of a
+        call, `configured` behind it."""
+        model = self.model_copy(update=configured)
+        model._bound = {**self._bound, **bound}
+        return model
+
     # -- tools and forms -------------------------------------------------------------------------------------
 
     def bind_tools(
@@ -224,10 +253,13 @@ class ChatInferScale(BaseChatModel):
         if kwargs:
             raise ConfigurationError(f"with_structured_output takes no {', '.join(sorted(kwargs))}")
         if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw)
-        return read_as(schema, self.bind(**bound_to(schema, method)), include_raw=include_raw)
+            called: Any = super().with_structured_output(schema)
+            return read_as(called.first, whole_calls() | called.last, include_raw=include_raw)
+        parser = whole_json() | parser_of(schema)
+        return read_as(self.bind(**bound_to(schema, method)), parser, include_raw=include_raw)
 
-    # -- calls: whose memories are meant is settled where the config is known ----------------------------------
+    # -- calls: whose memories are meant is settled where the config is known, and when the call is made: a stream may
+    # -- be read elsewhere ------------------------------------------------------------------------------------
 
     def invoke(
         self,
@@ -262,9 +294,9 @@ class ChatInferScale(BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        yield from super().stream(input, config, stop=stop, **self._settled(config, kwargs))
+        return super().stream(input, config, stop=stop, **self._settled(config, kwargs))
 
-    async def astream(
+    def astream(
         self,
         input: LanguageModelInput,
         config: RunnableConfig | None = None,
@@ -272,8 +304,7 @@ class ChatInferScale(BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        async for piece in super().astream(input, config, stop=stop, **self._settled(config, kwargs)):
-            yield piece
+        return super().astream(input, config, stop=stop, **self._settled(config, kwargs))
 
     def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return super().stream_events(input, config, **self._settled(config, kwargs))
@@ -284,7 +315,7 @@ class ChatInferScale(BaseChatModel):
     def _settled(self, config: RunnableConfig | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """`given` with `scope` in place of its ids: LangChain has a `run_id` of its own."""
         rest = {name: value for name, value in given.items() if name not in IDS}
-        bound = read_ids(given)
+        bound = {**self._bound, **read_ids(given)}
         if "scope" in rest:
             return {**rest, "scope": {**rest["scope"], **bound}}
         return {**rest, "scope": {**self._own_ids, **ids_of_config(config, self.scope_keys), **bound}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableBinding
 from langgraph.runtime import Runtime
 
 from inferscale_memory import Chat
@@ -30,6 +32,8 @@ from langchain_inferscale.scope import DEFAULT_KEYS, Ids, checked_keys, demanded
 _log = logging.getLogger(__name__)
 _NAME = "InferScaleMemoryMiddleware"
 _HEADING = "You remember the following from earlier conversations:"
+_MARKUP = re.compile(r"<(?=\S)|\[(?=/?[A-Z_]+\])")
+"""Where what may be a control token begins: `<|im_end|>`, `</s>`, `[INST]`. System texts are trusted, memories not."""
 _TURNS_KEPT = 256
 _TURN_S = 600.0
 """A turn that is taken up again later, after an interrupt, recalls anew: something may have been forgotten since."""
@@ -110,7 +114,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         scope = self._scope(request.runtime)
         turn = _Turn.of(request.messages, scope)
         found = self._turns.get(turn)
-        if found is None:
+        if found is None or not self._stand(found):
             found = self._turns.keep(turn, self._recall(turn, scope))
         return handler(self._with(request, scope, found))
 
@@ -122,7 +126,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         scope = self._scope(request.runtime)
         turn = _Turn.of(request.messages, scope)
         found = self._turns.get(turn)
-        if found is None:
+        if found is None or not await self._astand(found):
             found = self._turns.keep(turn, await self._arecall(turn, scope))
         return await handler(self._with(request, scope, found))
 
@@ -145,6 +149,19 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         except Exception as error:
             return self._without(error)
 
+    def _stand(self, found: Found) -> bool:
+        """Whether nothing of what was recalled was forgotten or changed since: by one of the agent's tools, say."""
+        try:
+            return len(living(found)) == len(found) and self._chat.stand(found)
+        except Exception:  # recalling again says what is wrong
+            return False
+
+    async def _astand(self, found: Found) -> bool:
+        try:
+            return len(living(found)) == len(found) and await self._chat.astand(found)
+        except Exception:
+            return False
+
     def _without(self, error: Exception) -> Found:
         slow = isinstance(error, TimeoutError)
         why = f"took longer than {self._recall_timeout:g} s" if slow else f"failed ({_said(error)})"
@@ -153,7 +170,9 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
 
     def _with(self, request: ModelRequest[Any], scope: Ids, found: Found) -> ModelRequest[Any]:
         """The request with what was found, as KV where the model can inject it, else as text."""
-        model = request.model
+        model: Any = request.model
+        while isinstance(model, RunnableBinding):
+            model = model.bound
         if isinstance(model, ChatInferScale) and model.stands_on(self._chat.memory):
             settings = {**request.model_settings, "memories": list(found), "scope": scope}
             return request.override(model_settings=settings)
@@ -245,7 +264,7 @@ class _Turn:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], scope: Ids) -> _Turn:
-        asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
+        asked = next((message for message in reversed(messages) if _is_users(message)), None)
         if asked is None:
             return cls((), "")
         words = str(asked.text).strip()
@@ -279,13 +298,11 @@ class _Turns:
 def _finished(state: Mapping[str, Any]) -> list[dict[str, str]]:
     """The user's words of the last turn and the model's answer to them; nothing where it was not answered."""
     messages: Sequence[AnyMessage] = state["messages"]
-    last = next(
-        (at for at in range(len(messages) - 1, -1, -1) if isinstance(messages[at], HumanMessage)), None
-    )
+    last = next((at for at in range(len(messages) - 1, -1, -1) if _is_users(messages[at])), None)
     if last is None:
         return []
     first = last
-    while first > 0 and isinstance(messages[first - 1], HumanMessage):
+    while first > 0 and _is_users(messages[first - 1]):
         first -= 1
     said = [("user", str(message.text)) for message in messages[first : last + 1]]
     answer = messages[-1]
@@ -296,10 +313,16 @@ def _finished(state: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"role": role, "content": words.strip()} for role, words in said if words.strip()]
 
 
+def _is_users(message: BaseMessage) -> bool:
+    """Whether a message is the user's own. LangChain's middleware writes some in their name, such as the summary of a
+    conversation, which says what was remembered already."""
+    return isinstance(message, HumanMessage) and not message.additional_kwargs.get("lc_source")
+
+
 def _line(result: Mapping[str, Any]) -> str:
-    """A memory as a line of text; it cannot imitate another line."""
+    """A memory as a line of text; it can imitate neither another line nor a control token, whatever model reads it."""
     day = str((result.get("metadata") or {}).get("date") or result.get("created_at") or "")[:10]
-    words = " ".join(str(result.get("memory") or "").split())
+    words = _MARKUP.sub(r"\g<0> ", " ".join(str(result.get("memory") or "").split()))
     return f"- [{day}] {words}" if day else f"- {words}"
 
 

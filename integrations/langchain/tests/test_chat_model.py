@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,54 @@ def test_how_tokens_are_drawn_reaches_the_engine(engine: WatchedEngine) -> None:
     model.bind(temperature=0.0).invoke("Hi", stop=["y"], max_tokens=2)
     options = engine.asked[-1][1]
     assert (options.temperature, options.max_tokens, options.stop, options.seed) == (0.0, 2, ("y",), 5)
+
+
+@pytest.mark.parametrize("how", ["bind", "bind-behind-another", "with_config"])
+def test_ids_that_were_bound_stay_with_whatever_is_made_of_the_model(filled: Memory, how: str) -> None:
+    """LangChain's own binding forgets what it was told: the answer would be the constructor's user's."""
+    ben = ChatInferScale(memory=filled, user_id="ben", max_tokens=8)
+    ada: Any = {
+        "bind": lambda: ben.bind(user_id="ada"),
+        "bind-behind-another": lambda: ben.bind(temperature=0.0).bind(user_id="ada"),
+        "with_config": lambda: ben.with_config({"configurable": {"user_id": "ada"}}),
+    }[how]()
+    form = {
+        "title": "Verdict",
+        "type": "object",
+        "properties": {"guilty": {"type": "boolean"}},
+        "required": ["guilty"],
+    }
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    answers = [
+        ada.invoke(QUESTION),
+        ada.bind_tools([tool]).invoke(QUESTION),
+        ada.bind_tools([tool]).bind(stop=["x"]).invoke(QUESTION),
+        *(
+            ada.with_structured_output(form, method=method, include_raw=True).invoke(QUESTION)["raw"]
+            for method in ("json_schema", "function_calling")
+        ),
+    ]
+    for answer in answers:
+        assert recalled(answer) == set(FACTS)
+    assert recalled(ben.invoke(QUESTION)) == {SECRET}
+    assert recalled(ada.invoke(QUESTION, {"configurable": {"user_id": "ben"}})) == (
+        {SECRET} if how == "with_config" else set(FACTS)
+    )
+
+
+def test_a_stream_is_of_whoever_asked_for_it_and_not_of_whoever_reads_it(model: ChatInferScale) -> None:
+    asked_for: list[Any] = []
+    RunnableLambda(lambda _: asked_for.append(model.stream(QUESTION))).invoke(None, ADA)
+    read: Any = RunnableLambda(lambda _: list(asked_for[0])).invoke(
+        None, {"configurable": {"user_id": "ben"}}
+    )
+    assert recalled(read[-1]) == set(FACTS)
+    RunnableLambda(lambda _: asked_for.append(model.astream(QUESTION))).invoke(None, ADA)
+
+    async def others() -> list[Any]:
+        async def reading(_: Any) -> list[Any]:
+            return [piece async for piece in asked_for[1]]
+
+        return await RunnableLambda(reading).ainvoke(None, {"configurable": {"user_id": "ben"}})
+
+    assert recalled(asyncio.run(others())[-1]) == set(FACTS)

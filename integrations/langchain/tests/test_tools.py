@@ -8,6 +8,7 @@ import json
 from typing import Any, Literal, TypedDict
 
 import pytest
+from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_inferscale import ChatInferScale
@@ -224,3 +225,42 @@ def test_forms_that_cannot_be(bare: ChatInferScale) -> None:
         bare.invoke("Well?", response_format={"type": "poem"})
     with pytest.raises(ConfigurationError, match="ToolStrategy"):
         bare.bind_tools([weather]).invoke("Well?", response_format={"type": "json_object"})
+
+
+class Note(BaseModel):
+    """A note."""
+
+    words: str = ""
+
+
+@pytest.mark.parametrize("schema", [Note, Note.model_json_schema()], ids=["class", "json"])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_an_answer_that_is_cut_off_is_an_error_and_no_half_object(
+    engine: WatchedEngine, method: Any, schema: Any
+) -> None:
+    """LangChain's own parsers complete JSON that ends too early, and pass over a call that does."""
+    short = ChatInferScale(engine=engine, max_tokens=12)
+    structured = short.with_structured_output(schema, method=method)
+    with pytest.raises(OutputParserException, match="raise max_tokens"):
+        structured.invoke("Well?")
+    with pytest.raises(OutputParserException, match="raise max_tokens"):
+        asyncio.run(structured.ainvoke("Well?"))
+    with pytest.raises(OutputParserException, match="raise max_tokens"):
+        list(structured.stream("Well?"))
+    raw = short.with_structured_output(schema, method=method, include_raw=True).invoke("Well?")
+    assert raw["parsed"] is None
+    assert "raise max_tokens" in str(raw["parsing_error"])
+
+
+def test_a_tool_with_an_odd_name_and_definitions_can_be_forced(bare: ChatInferScale) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}, "also": {"$ref": "#/properties/at"}},
+        "required": ["at", "also"],
+        "$defs": {"Place": {"enum": ["Porto", "Oslo"]}},
+    }
+    odd = {"name": "maps/find", "description": "Braces: {x} }{", "parameters": parameters}
+    answer = bare.bind_tools([{"type": "function", "function": odd}], tool_choice="any").invoke("Where?")
+    [call] = answer.tool_calls
+    assert call["name"] == "maps/find"
+    assert set(call["args"].values()) <= {"Porto", "Oslo"}

@@ -317,3 +317,14 @@ class TestFromDefaults:
     def test_a_history_is_no_memory(self) -> None:
         with pytest.raises(ConfigurationError, match="primary_memory"):
             InferScaleChatEngine.from_defaults(History.from_defaults(), **ADA)  # type: ignore[arg-type]
+
+
+def test_a_long_conversation_never_outgrows_the_context(client: Memory) -> None:
+    """The history is counted in the model's own tokens: LlamaIndex's tokenizer sees a third of them here."""
+    llm = InferScaleLLM(memory=client, max_tokens=4)
+    chat = InferScaleChatEngine.from_defaults(client, llm, **ADA, infer=False, k=1)
+    said = "word " * 300
+    assert len(llm.tokenize(said)) * 6 > CONTEXT
+    for turn in range(6):
+        chat.chat(f"{said}{turn}")
+    assert written(chat)[-2] == ("user", f"{said}5".strip())

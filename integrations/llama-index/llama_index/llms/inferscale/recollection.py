@@ -10,6 +10,7 @@ and nobody can write one into a message that comes from outside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 
 HEADING = "You remember the following from earlier conversations with the user:"
 """Stands above memories that go as text. `InferScaleLLM` recalls nothing of its own under it."""
+_MARKUP = re.compile(r"<(?=\S)|\[(?=/?[A-Z_]+\])")
+"""Where what may be a control token begins: `<|im_end|>`, `</s>`, `[INST]`. System texts are trusted, memories not."""
 
 
 class Recollection:
@@ -139,8 +142,9 @@ def _says_memories(message: ChatMessage) -> bool:
 
 
 def _line(result: Mapping[str, Any]) -> str:
-    """A memory on one line, with its date, so that it can imitate neither a heading nor a turn."""
+    """A memory on one line, with its date, so that it can imitate neither a heading nor a turn; nor a control token,
+    whatever model reads it."""
     metadata = result.get("metadata") or {}
     date = str(metadata.get("date") or result.get("created_at") or "")[:10]
-    words = " ".join(str(result.get("memory") or "").split())
+    words = _MARKUP.sub(r"\g<0> ", " ".join(str(result.get("memory") or "").split()))
     return f"- [{date}] {words}" if date else f"- {words}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
@@ -113,6 +113,7 @@ class InferScaleMemory(BaseMemory):
         context: InferScaleContext | Mapping[str, Any] | None = None,
         chat_history: list[ChatMessage] | None = None,
         token_limit: int | None = None,
+        tokenizer_fn: Callable[[str], list[Any]] | None = None,
         **fields: Any,
     ) -> Self:
         """A memory over an open client.
@@ -120,6 +121,7 @@ class InferScaleMemory(BaseMemory):
         Args:
             chat_history: the history so far; its turns are taken to be remembered already.
             token_limit: most tokens of the history; LlamaIndex's `Memory` keeps about 0.7 of them.
+            tokenizer_fn: counts them, such as `InferScaleLLM.tokenize`; by default LlamaIndex's own, of another model.
             fields: as in the constructor.
 
         Raises:
@@ -130,7 +132,11 @@ class InferScaleMemory(BaseMemory):
             raise ConfigurationError(
                 "no client: pass an open Memory or AsyncMemory of inferscale_memory, or use from_config"
             )
-        kept = Memory.from_defaults(chat_history=chat_history, token_limit=token_limit or DEFAULT_TOKEN_LIMIT)
+        kept = Memory.from_defaults(
+            chat_history=chat_history,
+            token_limit=token_limit or DEFAULT_TOKEN_LIMIT,
+            tokenizer_fn=tokenizer_fn,
+        )
         return cls(client=client, context=context, primary_memory=kept, **fields)
 
     @classmethod
@@ -209,12 +215,13 @@ class InferScaleMemory(BaseMemory):
         return messages if found is None else carry(messages, found)
 
     def recall(self, messages: Sequence[ChatMessage], input: str | None = None) -> Recollection | None:
-        """What is remembered about the question; searched for once a turn. None without a question."""
+        """What is remembered about the question; searched for once a turn, and again where some of it was forgotten
+        or changed since. None without a question."""
         question, query = self._asked(messages, input)
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None:
+        if known is None or not self._chat.stand(known.results):
             started = perf_counter()
             results = self._chat.recall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
@@ -227,7 +234,7 @@ class InferScaleMemory(BaseMemory):
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None:
+        if known is None or not await self._chat.astand(known.results):
             started = perf_counter()
             results = await self._chat.arecall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)

@@ -169,6 +169,10 @@ class InferScaleChatEngine(BaseChatEngine):
             ids = {**(context or {}), **{name: fields.pop(name) for name in _IDS if name in fields}}
             llm = llm or InferScaleLLM(memory=memory)
             fields.setdefault("token_limit", max(llm.metadata.context_window - 256, 1))
+            if isinstance(
+                llm, InferScaleLLM
+            ):  # another model's tokens would let a history outgrow the context
+                fields.setdefault("tokenizer_fn", llm.tokenize)
             kept = InferScaleMemory.from_defaults(memory, ids, chat_history, **fields)
         if system_prompt is not None:
             prefix_messages = [ChatMessage(content=system_prompt, role=llm.metadata.system_role)]

@@ -19,6 +19,9 @@ class InferScaleContext(BaseModel):
 
     @model_validator(mode="after")
     def _of_somebody(self) -> Self:
+        for name, value in self.model_dump().items():
+            if value is not None and not value.strip():  # without it, others' memories would match, too
+                raise ValueError(f"{name} is empty: name whose memories are meant, or leave it out")
         if not self.ids:
             raise ValueError(
                 "no scope: give the context at least one of user_id, agent_id and run_id, so that it is clear whose "
@@ -36,8 +39,4 @@ class InferScaleContext(BaseModel):
     @property
     def ids(self) -> dict[str, str]:
         """Those that are set."""
-        return {
-            name: value.strip()
-            for name, value in self.model_dump().items()
-            if value is not None and value.strip()
-        }
+        return {name: value.strip() for name, value in self.model_dump().items() if value is not None}
