@@ -19,6 +19,7 @@ from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.entities import Entities
+from inferscale_memory.memory.faiss_store import mended
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
@@ -99,12 +100,12 @@ class Core:
     def mirror_facts(self, store: Any) -> Any:
         """The fact store as mem0 is to see it."""
         Leftovers.guard(store)
-        return mirrored(store, self._store_lock, self.writes)
+        return mirrored(mended(store), self._store_lock, self.writes)
 
     def guard_entities(self, store: Any) -> Any:
         """The entity store as mem0 is to see it."""
         Leftovers.guard(store)
-        return mirrored(store, self._store_lock, None)
+        return mirrored(mended(store), self._store_lock, None)
 
     def recover(self) -> None:
         """Finish what a crash has cut off, and put away what has expired meanwhile."""
