@@ -86,7 +86,8 @@ class StoreLock:
 
     def settle(self, store: Any) -> None:
         if self.held is None:
-            unsafe = getattr(store, "is_local", False) or type(store).__name__ in _UNSAFE_PROVIDERS
+            kinds = {kind.__name__ for kind in type(store).__mro__}
+            unsafe = getattr(store, "is_local", False) or not kinds.isdisjoint(_UNSAFE_PROVIDERS)
             self.held = RLock() if unsafe else _Nothing()
 
     def __enter__(self) -> None:

@@ -11,6 +11,7 @@ from mem0.vector_stores.faiss import FAISS
 from inferscale_memory.errors import StoreError
 from inferscale_memory.memory import Memory
 from inferscale_memory.memory.faiss_store import mended
+from inferscale_memory.memory.mirror import StoreLock
 from tests.memory.conftest import OpenMemory
 from tests.memory.hashing import DIMENSIONS
 from tests.memory.saying import ADA, BEN, say
@@ -133,3 +134,13 @@ def test_entities_are_kept_in_a_mended_store_too(memory: Memory) -> None:
         == type(memory.vector_store._inner).__name__
         == "MendedFAISS"
     )
+
+
+def test_one_thread_at_a_time_calls_it_and_whatever_is_made_of_it(memory: Memory, tmp_path: Path) -> None:
+    class Mine(FAISS):
+        pass
+
+    for store in (raw(tmp_path / "mended"), Mine("c", path=str(tmp_path / "mine"), embedding_model_dims=4)):
+        lock = StoreLock()
+        lock.settle(store)
+        assert hasattr(lock.held, "acquire")
