@@ -45,7 +45,10 @@ class SameEmbedder(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
-with Memory(folder=sys.argv[1] if len(sys.argv) > 1 else "/tmp/llama-index-documents") as memory:
+with Memory(
+    {"engine": {"provider": "transformers"}},
+    folder=sys.argv[1] if len(sys.argv) > 1 else "/tmp/llama-index-documents",
+) as memory:
     for user, facts in SAID_EARLIER.items():
         memory.delete_all(user_id=user)  # of an earlier run of this example
         memory.add([{"role": "user", "content": fact} for fact in facts], user_id=user, infer=False)
