@@ -73,6 +73,12 @@ def lines(
     _save(figure, rows, folder, name, tuple(rows[0]) if rows else ())
 
 
+def ttft_lines(summary: Sequence[Row], folder: Path, name: str, *, title: str, x: str) -> None:
+    """`lines` of the median time to the first token over column `x`, one for each path."""
+    medians = [{**row, "ttft_ms": row["ttft_ms"]["median"]} for row in summary]
+    lines(medians, folder, name, title=title, x=x, y="ttft_ms", by="path", log=True)
+
+
 def _front(rows: Sequence[Row]) -> list[Row]:
     """Those that nothing is both faster and better than, the fastest first."""
     best, front = float("inf"), []

@@ -54,18 +54,9 @@ def main(argv: Sequence[str] = ()) -> int:
     show(report)
     write(options, report)
     if options.plots:
-        from inferscale_memory.bench.plots import lines
+        from inferscale_memory.bench.plots import ttft_lines
 
-        lines(
-            [{**row, "ttft_ms": row["ttft_ms"]["median"]} for row in report["summary"]],
-            options.plots,
-            "ttft",
-            title="Time to the first token",
-            x="k",
-            y="ttft_ms",
-            by="path",
-            log=True,
-        )
+        ttft_lines(report["summary"], options.plots, "ttft", title="Time to the first token", x="k")
     return 0
 
 

@@ -63,6 +63,15 @@ def test_what_comes_later_changes_no_blob(memory: Memory, engine: WatchedEngine)
     assert CATS[1] not in encoded(engine, CATS[0])
 
 
+def test_what_is_written_together_knows_only_what_stands_before_it(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    say(memory, *CATS)
+    memory.flush()
+    for place, fact in enumerate(CATS):
+        assert [other for other in CATS if other in encoded(engine, fact)] == list(CATS[: place + 1])
+
+
 def test_neighbours_are_of_the_same_scope(open_memory: OpenMemory, engine: WatchedEngine) -> None:
     memory = open_memory(injection={"neighbours": 5, "w": 0})
     say(memory, "My cat is called Rex", **BEN)

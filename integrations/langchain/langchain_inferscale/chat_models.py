@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from inferscale_memory import Chat, Engine, Prepared
 from inferscale_memory.errors import ConfigurationError, ContextOverflowError
@@ -33,8 +33,9 @@ from langchain_inferscale.messages import chunk, generation, to_chat
 from langchain_inferscale.scope import (
     DEFAULT_KEYS,
     IDS,
+    Id,
     Ids,
-    checked_keys,
+    Keys,
     demanded,
     ids_of_config,
     read_ids,
@@ -75,10 +76,10 @@ class ChatInferScale(BaseChatModel):
     memory: Any = Field(default=None, exclude=True, repr=False)
     """A `Memory` or `AsyncMemory`, which stays the caller's; or mem0's configuration, with `engine` and `injection`
     in it at will, of one that is opened here."""
-    user_id: str | None = None
-    agent_id: str | None = None
-    run_id: str | None = None
-    scope_keys: dict[str, str] = Field(default_factory=lambda: dict(DEFAULT_KEYS))
+    user_id: Id = None
+    agent_id: Id = None
+    run_id: Id = None
+    scope_keys: Keys = Field(default_factory=lambda: dict(DEFAULT_KEYS))
     """Which key of `config["configurable"]` says which id; `{"user_id": "user_id", "run_id": "thread_id"}` makes every
     thread a run of its own."""
     k: int | None = Field(default=None, ge=0)
@@ -113,16 +114,6 @@ class ChatInferScale(BaseChatModel):
             if unknown:
                 raise ConfigurationError(f"{_NAME} has no option {', '.join(unknown)}")
         return given
-
-    @field_validator("user_id", "agent_id", "run_id", mode="before")
-    @classmethod
-    def _as_id(cls, value: Any) -> Any:
-        return read_ids({"id": value}, {"id": "id"}).get("id")
-
-    @field_validator("scope_keys")
-    @classmethod
-    def _as_keys(cls, keys: dict[str, str]) -> dict[str, str]:
-        return checked_keys(keys)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)

@@ -12,7 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr
 
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.behind import Behind
@@ -20,8 +20,9 @@ from langchain_inferscale.expiry import living
 from langchain_inferscale.scope import (
     DEFAULT_KEYS,
     IDS,
+    Id,
     Ids,
-    checked_keys,
+    Keys,
     demanded,
     ids_of_config,
     read_ids,
@@ -40,26 +41,16 @@ class InferScaleRetriever(BaseRetriever):
 
     memory: Any = Field(exclude=True, repr=False)
     """A `Memory` or `AsyncMemory`, which stays the caller's, or the configuration of one."""
-    user_id: str | None = None
-    agent_id: str | None = None
-    run_id: str | None = None
-    scope_keys: dict[str, str] = Field(default_factory=lambda: dict(DEFAULT_KEYS))
+    user_id: Id = None
+    agent_id: Id = None
+    run_id: Id = None
+    scope_keys: Keys = Field(default_factory=lambda: dict(DEFAULT_KEYS))
     """Which key of `config["configurable"]` says which id."""
     k: int = Field(default=5, ge=1)
     filters: dict[str, Any] | None = None
     """mem0's filters, beyond the ids."""
 
     _behind: Behind = PrivateAttr()
-
-    @field_validator("user_id", "agent_id", "run_id", mode="before")
-    @classmethod
-    def _as_id(cls, value: Any) -> Any:
-        return read_ids({"id": value}, {"id": "id"}).get("id")
-
-    @field_validator("scope_keys")
-    @classmethod
-    def _as_keys(cls, keys: dict[str, str]) -> dict[str, str]:
-        return checked_keys(keys)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)

@@ -8,10 +8,11 @@ the constructor names would be shown to a stranger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from pydantic import AfterValidator, BeforeValidator
 
 from inferscale_memory.errors import ConfigurationError
 
@@ -49,6 +50,12 @@ def checked_keys(keys: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         raise ConfigurationError(f"scope_keys names {', '.join(unknown)}: the ids are {', '.join(IDS)}")
     return dict(keys)
+
+
+Id = Annotated[str | None, BeforeValidator(lambda value: read_ids({"id": value}, {"id": "id"}).get("id"))]
+"""An id as a field of an object: trimmed, and never empty."""
+Keys = Annotated[dict[str, str], AfterValidator(checked_keys)]
+"""`scope_keys` as a field."""
 
 
 def demanded(ids: Ids, what: str) -> Ids:
