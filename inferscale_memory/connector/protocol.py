@@ -7,8 +7,8 @@ is a `Refusal`, never an exception.
 
     {"inferscale": {"op": ..., "owner": o, "token": t, ...}} with, by op:
 
-    encode   "spans": [[start, stop], ...], "mentions": [[tag, position], ...]
-    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, position], ...], "receipt": r
+    encode   "spans": [[start, stop], ...], "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...]
+    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...], "receipt": r
     probe    "keys": [key, ...]
     forget   "keys": [key, ...], "tags": [tag, ...]
     outcome  "receipt": r
@@ -40,11 +40,15 @@ Mention = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Prefill this prompt and keep one blob per span."""
+    """Prefill this prompt and keep one blob per span. It begins with the blobs of `segments`, (key, tokens) each, in
+    this order: all of them are injected, or nothing is kept. Then it needs a `nonce` that was never used: a cached
+    block may hold what was prefilled in their place, which is the same text, but not what they hold."""
 
     owner: str
     spans: tuple[tuple[int, int], ...]
     mentions: tuple[Mention, ...] = ()
+    segments: tuple[tuple[str, int], ...] = ()
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,19 @@ def compose_salt(
     )
 
 
-def encode_salt(secret: bytes, fingerprint: str, owner: str, *, lora: str = "") -> str:
-    """`cache_salt` under which, and only under which, an encode of this owner runs."""
-    return hash_fields(secret, b"encode", fingerprint.encode(), owner.encode(), lora.encode())
+def encode_salt(
+    secret: bytes,
+    fingerprint: str,
+    owner: str,
+    segments: Sequence[tuple[str, int]] = (),
+    *,
+    lora: str = "",
+    nonce: str = "",
+) -> str:
+    """`cache_salt` under which, and only under which, an encode of this owner runs that begins with these blobs."""
+    flat = [part for key, tokens in segments for part in (key.encode(), str(tokens).encode())]
+    based = [nonce.encode(), *flat] if segments else []
+    return hash_fields(secret, b"encode", fingerprint.encode(), owner.encode(), lora.encode(), *based)
 
 
 def text_salt(secret: bytes, fingerprint: str, owner: str, *, nonce: str = "") -> str:
@@ -157,6 +171,8 @@ def params(ask: Ask, secret: bytes) -> dict[str, Any]:
     match ask:
         case Encode():
             body |= {"spans": [list(s) for s in ask.spans], "mentions": [list(m) for m in ask.mentions]}
+            if ask.segments:
+                body |= {"segments": [list(s) for s in ask.segments], "nonce": ask.nonce}
         case Inject():
             body |= {"segments": [list(s) for s in ask.segments], "nonce": ask.nonce}
             body |= {"mentions": [list(m) for m in ask.mentions]}
@@ -200,7 +216,7 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
         return Refusal("the owner token is missing, expired or of another owner or secret")
     match body.get("op"):
         case "encode":
-            return Encode(owner, _spans(body), _mentions(body))
+            return Encode(owner, _spans(body), _mentions(body), _segments(body), _text(body, "nonce"))
         case "inject":
             return Inject(
                 owner, _segments(body), _text(body, "nonce"), _mentions(body), _text(body, "receipt")

@@ -48,10 +48,11 @@ MAX_OUTCOMES = 1024
 @dataclass(slots=True)
 class _Encoding:
     """An encode under way. `keys` are those of the blobs it will make, one per span; `positions`, `arrived` and
-    `rows` are per kept token, over all spans in order."""
+    `rows` are per kept token, over all spans in order; `base` is what it begins with, if blobs are injected into it."""
 
     ask: Encode
     request: Any
+    base: _Injection | None
     keys: tuple[str, ...]
     positions: NDArray[np.int64]
     arrived: NDArray[np.bool_]
@@ -65,10 +66,16 @@ class _Encoding:
     def open(self) -> bool:
         return self.error is None and not self.blobs
 
+    @property
+    def based(self) -> int:
+        """Tokens of the blobs that it begins with."""
+        return sum(tokens for _, tokens in self.ask.segments)
+
     def mentions(self) -> list[tuple[Name, int]]:
-        """What the prompt holds: the tags it names, and the blobs that are made of it."""
+        """What the prompt holds: the tags it names, the blobs it begins with, and those that are made of it."""
         starts = (start for start, _ in self.ask.spans)
-        return _names(self.ask, zip(self.keys, starts, strict=False))
+        base = [] if self.base is None else self.base.mentions()
+        return base + _names(self.ask, zip(self.keys, starts, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +175,11 @@ class SchedulerSide:
         """vLLM has given the request its blocks, `external` tokens of which are ours to write in this step."""
         match self._requests.get(request.request_id):
             case _Encoding() as encoding:
-                self._reserve(encoding)
+                if encoding.base is not None:
+                    self._stand(encoding, encoding.base, blocks, external)
+                self._reserve(encoding)  # after it: what is to be loaded is pinned now
             case _Injection() as injection:
-                try:
-                    self._plan_load(injection, blocks, external)
-                except Exception:  # the tokens are claimed: they must be written, or recomputed
-                    logger.exception("inferscale: a load could not be planned")
-                    self._plan(injection, self._broken_load(injection, blocks))
+                self._load(injection, blocks, external)
 
     def build(self, scheduled: dict[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Orders:
         """The step's orders. `scheduled`: tokens per request of this step; `blocks_of`: a request's block ids."""
@@ -199,6 +204,10 @@ class SchedulerSide:
             return
         if report.status and self._unsupported is None:
             self._unsupported = report.status
+        for name in report.failed_loads:  # first: what the same step computed behind them is not to be kept
+            state = self._requests.get(name)
+            if isinstance(state, _Encoding) and state.error is None:
+                self._fail(state, "what it stands on could not be loaded")
         for name, start, stop in report.captured:
             state = self._requests.get(name)
             if isinstance(state, _Encoding) and state.open:
@@ -240,6 +249,8 @@ class SchedulerSide:
                     self._fail(encoding, "the encode ended before all of it was kept")
                 self._note(encoding)
                 reply: dict[str, Any] = {"blobs": encoding.blobs, "error": encoding.error}
+                if encoding.base is not None:
+                    reply["injected"] = encoding.base.injected
             case _Injection() as injection:
                 self._note(injection)
                 reply = {
@@ -284,22 +295,30 @@ class SchedulerSide:
         ids = request.prompt_token_ids
         problem = self._unsupported or _not_plain(request)
         if problem is None and request.cache_salt != protocol.encode_salt(
-            self._secret, self._fingerprint, ask.owner, lora=_lora(request)
+            self._secret, self._fingerprint, ask.owner, ask.segments, lora=_lora(request), nonce=ask.nonce
         ):
-            problem = "an encode runs only under the encode salt of its owner"
+            problem = "an encode runs only under the encode salt of its owner and of what it begins with"
         if problem is None and ask.spans[-1][1] > len(ids):
             problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
+        based = sum(tokens for _, tokens in ask.segments)
+        if problem is None and ask.spans[0][0] < based:
+            problem = f"a span begins at {ask.spans[0][0]}, within the {based} tokens that are injected"
         # A refused one is prefilled all the same: what it mentions has to be found in the prefix cache.
         spans = ask.spans if problem is None else ()
         keys = tuple(
-            blob_key(self._secret, self._model(request), ask.owner, ids[:start], ids[start:stop])
+            blob_key(
+                self._secret, self._model(request), ask.owner, ids[:start], ids[start:stop], ask.segments
+            )
             for start, stop in spans
         )
         positions = np.concatenate(
             [np.empty(0, dtype=np.int64), *(np.arange(start, stop, dtype=np.int64) for start, stop in spans)]
         )
         arrived = np.zeros(len(positions), dtype=np.bool_)
-        return _Encoding(ask, request, keys, positions, arrived, error=problem)
+        base = None
+        if ask.segments:
+            base = _Injection(Inject(ask.owner, ask.segments), request, barred=problem is not None)
+        return _Encoding(ask, request, base, keys, positions, arrived, error=problem)
 
     def _admit_inject(self, request: Any, ask: Inject) -> _Injection:
         problem = self._unsupported or _not_plain(request)
@@ -354,6 +373,13 @@ class SchedulerSide:
             position += tokens
         return entries
 
+    def _load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
+        try:
+            self._plan_load(injection, blocks, external)
+        except Exception:  # the tokens are claimed: they must be written, or recomputed
+            logger.exception("inferscale: a load could not be planned")
+            self._plan(injection, self._broken_load(injection, blocks))
+
     def _plan_load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
         match = injection.matched
         first, injection.admitted = not injection.admitted, True
@@ -407,15 +433,33 @@ class SchedulerSide:
     # -- encoding -----------------------------------------------------------------------------------------------
 
     def _match_encode(self, encoding: _Encoding, cached: int) -> tuple[int | None, bool]:
-        """Nothing is injected into an encode. A local hit inside a kept span would leave nothing to catch."""
-        if encoding.open and cached > encoding.ask.spans[0][0]:
+        """Only what it stands on is injected into an encode. A local hit inside a kept span would leave nothing to
+        catch."""
+        if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
             return None, False
         tokens, tier = len(encoding.positions), self._store.tiers[0]
         waiting = encoding.open and encoding.rows is None and tokens <= tier.capacity
         if waiting and not self._store.reservable(tokens):
             return None, False  # what fills the tier now is pinned or being kept; it will be free again
-        return 0, False
+        if encoding.base is None or not encoding.open:
+            return 0, False
+        external = self._match_inject(encoding.base, cached)
+        if external < encoding.based:
+            reason = (
+                "its nonce was used before"
+                if cached
+                else "what it stands on is not at hand; encode that first"
+            )
+            self._fail(encoding, encoding.base.refused or reason)
+            return 0, False
+        return external, self._ahead
+
+    def _stand(self, encoding: _Encoding, base: _Injection, blocks: Sequence[int], external: int) -> None:
+        """Have its base loaded. Nothing is kept that stands on anything else."""
+        self._load(base, blocks, external)
+        if encoding.open and base.injected < encoding.based:
+            self._fail(encoding, "what it stands on was not injected")
 
     def _reserve(self, encoding: _Encoding) -> None:
         if encoding.open and encoding.rows is None:

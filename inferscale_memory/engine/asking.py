@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
@@ -69,12 +70,15 @@ class Asking(ABC):
     async def _encode(self, request: EncodeRequest) -> EncodeResult:
         if self.unsupported:
             return EncodeResult((), self.unsupported)
-        if not request.spans or len(request.ids) + 2 > self.max_model_len:
+        if request.unusable:
+            return EncodeResult((), request.unusable)
+        if len(request.ids) + 2 > self.max_model_len:
             return EncodeResult((), f"{len(request.ids)} tokens do not fit the model's {self.max_model_len}")
-        ask = Encode(
-            request.owner, tuple((span.start, span.stop) for span in request.spans), request.mentions
-        )
-        salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner)
+        spans = tuple((span.start, span.stop) for span in request.spans)
+        base = tuple((ref.key, ref.tokens) for ref in request.base)
+        nonce = uuid4().hex if base else ""
+        ask = Encode(request.owner, spans, request.mentions, base, nonce)
+        salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner, base, nonce=nonce)
         # Two tokens: the reply must follow the workers' confirmation of the step that computed the last kept token.
         reply = await self._control(ask, request.ids, salt, tokens=2)
         refs = tuple(BlobRef(key, tokens) for key, tokens in reply.get("blobs", ()))

@@ -24,6 +24,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobRef:
+    """A blob that an engine holds: its key, as the engine computed it, and its length in tokens."""
+
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeRequest:
     """Prefill `ids` once and keep one blob per span; everything outside the spans is context, thrown away.
 
@@ -33,20 +41,35 @@ class EncodeRequest:
         spans: what is kept: ordered, disjoint, not empty.
         mentions: (tag, position) of every fact in `ids`, kept or context: forgetting a tag evicts the cached blocks
             from that position on.
+        base: blobs that are injected for the first of `ids` instead of prefilling them, in order. All of them or
+            none: the encode fails when one is not at hand, because what is kept depends on them.
     """
 
     owner: str
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
     mentions: tuple[tuple[str, int], ...] = ()
+    base: tuple[BlobRef, ...] = ()
 
+    @property
+    def base_tokens(self) -> int:
+        """How many of `ids` the base stands for."""
+        return sum(ref.tokens for ref in self.base)
 
-@dataclass(frozen=True, slots=True)
-class BlobRef:
-    """A blob that an engine holds: its key, as the engine computed it, and its length in tokens."""
-
-    key: str
-    tokens: int
+    @property
+    def unusable(self) -> str | None:
+        """What is wrong with spans and base, whatever the model; None when nothing is."""
+        if not self.spans:
+            return "no spans: name what is to be kept"
+        edge = self.base_tokens
+        for span in self.spans:
+            if not edge <= span.start < span.stop <= len(self.ids):
+                return (
+                    f"{span} of {len(self.ids)} tokens: pass spans in order, disjoint, inside, not empty and behind "
+                    f"the base of {self.base_tokens}"
+                )
+            edge = span.stop
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from inferscale_memory.engine.hf_grammar import Grammars
 from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError
 from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
 from inferscale_memory.kv.arena import Rows
-from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt
+from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFILL_CHUNK = 1024
@@ -131,7 +131,7 @@ class TransformersEngine:
     def _encode(self, request: EncodeRequest) -> EncodeResult:
         if self._unsupported is not None:
             return EncodeResult((), self._unsupported)
-        error = self._unusable_ids(request.ids) or _unusable_spans(request)
+        error = self._unusable_ids(request.ids) or request.unusable
         if error is not None:
             return EncodeResult((), error)
         try:
@@ -142,10 +142,10 @@ class TransformersEngine:
 
     def _keep(self, loaded: _Loaded, blobs: _Blobs, request: EncodeRequest) -> tuple[BlobRef, ...]:
         """Blobs of the spans of `request`: computed together, unless every one of them is at hand already."""
-        ids = request.ids
+        ids, base = request.ids, [(ref.key, ref.tokens) for ref in request.base]
         facts = [ids[span.start : span.stop] for span in request.spans]
         keys = [
-            blob_key(self._secret, self.fingerprint, request.owner, ids[: span.start], fact)
+            blob_key(self._secret, self.fingerprint, request.owner, ids[: span.start], fact, base)
             for span, fact in zip(request.spans, facts, strict=True)
         ]
         refs = tuple(BlobRef(key, len(fact)) for key, fact in zip(keys, facts, strict=True))
@@ -162,7 +162,7 @@ class TransformersEngine:
                 "raise blob_bytes, or encode fewer tokens at once"
             )
         try:
-            data = self._capture(loaded, blobs.layers, request)
+            data = self._capture(loaded, blobs, request)
         except BaseException:
             with self._lock:
                 store.release(rows)
@@ -174,17 +174,23 @@ class TransformersEngine:
                 store.commit(ref.key, request.owner, digest_ids(fact), places)
         return refs
 
-    def _capture(self, loaded: _Loaded, layers: AttentionLayers, request: EncodeRequest) -> torch.Tensor:
-        """Keys before RoPE and values of all spans in a row: [layers, 2, tokens, kv_heads, head_dim]."""
+    def _capture(self, loaded: _Loaded, blobs: _Blobs, request: EncodeRequest) -> torch.Tensor:
+        """Keys before RoPE and values of all spans in a row: [layers, 2, tokens, kv_heads, head_dim].
+
+        Raises:
+            EngineError: a blob of the base is not at hand.
+        """
         kept = np.concatenate([np.arange(span.start, span.stop) for span in request.spans])
-        cache = DynamicCache(config=self._config)
-        parts = []
-        for chunk in _chunks(request.ids[: request.spans[-1].stop]):
-            start = cache.get_seq_length()
+        based = self._inject(loaded, _base_of(request), len(request.ids))
+        if based.tokens < request.base_tokens:
+            raise EngineError(f"the base is not whole ({based.refused}): encode it first")
+        parts, start = [], based.tokens
+        for chunk in _chunks(request.ids[start : request.spans[-1].stop]):
             here = kept[(start <= kept) & (kept < start + len(chunk))] - start
-            with self._lock, layers.capture(torch.from_numpy(here).to(self._device)) as captured:
-                self._forward(loaded, chunk, cache)
+            with self._lock, blobs.layers.capture(torch.from_numpy(here).to(self._device)) as captured:
+                self._forward(loaded, chunk, based.cache)
             parts.append(captured.data())
+            start += len(chunk)
         return torch.cat(parts, dim=2)
 
     # -- answering -------------------------------------------------------------------------------------------
@@ -544,13 +550,13 @@ def _injectable(entry: Entry | None, owner: str) -> bool:
     return _belongs(entry, owner) or _belongs(entry, PUBLIC_OWNER)
 
 
-def _unusable_spans(request: EncodeRequest) -> str | None:
-    edge = 0
-    for span in request.spans:
-        if not edge <= span.start < span.stop <= len(request.ids):
-            return f"{span} of {len(request.ids)} tokens: pass spans in order, disjoint, inside and not empty"
-        edge = span.stop
-    return None if request.spans else "no spans: name what is to be kept"
+def _base_of(request: EncodeRequest) -> Prompt:
+    """What stands before the spans of `request`, as far as it comes from blobs."""
+    segments, start = [], 0
+    for ref in request.base:
+        segments.append(Segment(request.ids[start : start + ref.tokens], ref.key))
+        start += ref.tokens
+    return Prompt(request.owner, tuple(segments))
 
 
 def _load_config(folder: Path) -> Any:

@@ -35,9 +35,25 @@ def hash_fields(secret: bytes, *fields: bytes) -> str:
 
 
 def blob_key(
-    secret: bytes, fingerprint: str, owner: str, context_ids: Sequence[int], fact_ids: Sequence[int]
+    secret: bytes,
+    fingerprint: str,
+    owner: str,
+    context_ids: Sequence[int],
+    fact_ids: Sequence[int],
+    base: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """Key of the blob of `fact_ids`, prefilled after `context_ids`, of one model and one owner: 40 hex digits."""
+    """Key of the blob of `fact_ids`, prefilled after `context_ids`, of one model and one owner: 40 hex digits.
+
+    Args:
+        base: (key, tokens) of the blobs that were injected for the first of `context_ids`. What they hold is in their
+            keys, so what the new one holds is in its own, however deep the pile.
+    """
+    kind = (b"based", *(part for key, tokens in base for part in (key.encode(), b"%d" % tokens)))
     return hash_fields(
-        secret, b"blob", fingerprint.encode(), owner.encode(), ids_bytes(context_ids), ids_bytes(fact_ids)
+        secret,
+        *(kind if base else (b"blob",)),
+        fingerprint.encode(),
+        owner.encode(),
+        ids_bytes(context_ids),
+        ids_bytes(fact_ids),
     )

@@ -182,10 +182,22 @@ class Rig:
         return f"fresh{self._serial}"
 
     def encode(
-        self, owner: str, ids: Ids, spans: Sequence[tuple[int, int]], mentions: Sequence[tuple[str, int]] = ()
+        self,
+        owner: str,
+        ids: Ids,
+        spans: Sequence[tuple[int, int]],
+        mentions: Sequence[tuple[str, int]] = (),
+        base: Sequence[tuple[str, int]] = (),
     ) -> list[str]:
-        """Encode and return the keys, one per span."""
-        return self.encode_many([(owner, ids, spans, mentions)])[0]
+        """Encode and return the keys, one per span. `base`: (key, tokens) of the blobs that it stands on."""
+        reply = self.encoded(Encode(owner, tuple(spans), tuple(mentions), tuple(base), self.fresh()), ids)
+        assert reply["error"] is None, reply["error"]
+        return [key for key, _ in reply["blobs"]]
+
+    def encoded(self, ask: Encode, ids: Ids) -> dict[str, Any]:
+        """The reply to an encode."""
+        salt = protocol.encode_salt(self._secret, self.fingerprint, ask.owner, ask.segments, nonce=ask.nonce)
+        return self.ask(ask, ids, tokens=2, salt=salt)
 
     def encode_many(
         self, requests: Sequence[tuple[str, Ids, Sequence[tuple[int, int]], Any]]

@@ -321,7 +321,9 @@ class Simulation:
         """The salt under which `ask` is served."""
         match ask:
             case Encode():
-                return protocol.encode_salt(self.secret, self.fingerprint, ask.owner)
+                return protocol.encode_salt(
+                    self.secret, self.fingerprint, ask.owner, ask.segments, nonce=ask.nonce
+                )
             case Inject():
                 return protocol.compose_salt(
                     self.secret, self.fingerprint, ask.owner, ask.segments, nonce=ask.nonce
@@ -383,9 +385,10 @@ class Simulation:
         ids: Sequence[int],
         *spans: tuple[int, int],
         mentions: Sequence[tuple[str, int]] = (),
+        base: Sequence[tuple[str, int]] = (),
     ) -> list[str]:
         """Encode; the keys."""
-        reply = self.ask(Encode(owner, spans, tuple(mentions)), ids, tokens=2)
+        reply = self.ask(Encode(owner, spans, tuple(mentions), tuple(base)), ids, tokens=2)
         assert reply["error"] is None, reply["error"]
         return [key for key, _ in reply["blobs"]]
 

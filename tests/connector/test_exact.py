@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from inferscale_memory.connector.protocol import Encode
 from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.fetch import demo_model
@@ -104,6 +105,74 @@ def test_a_moved_fact_is_what_transformers_makes_of_it(
             assert len(common) >= 10
             worst = max(abs(mine.logprobs[0][t] - other.logprobs[0][t]) for t in common)
             assert worst <= MOVED[dtype], f"p={p} q={q}"
+
+
+def test_a_fact_that_stands_on_exact_blobs_is_exact(case: tuple[Rig, str]) -> None:
+    """Each fact is encoded behind the blobs of all before it, injected into poisoned pages: only its own tokens are
+    computed, and the whole gives the plain prompt's answer."""
+    rig, dtype = case
+    segments = rig.remember("alice", (), rig.words(17, 51))
+    for number, fact in enumerate(facts(rig, 9, seed=5)):
+        before = tuple(token for segment in segments for token in segment.ids)
+        base = [(segment.key, len(segment.ids)) for segment in segments]
+        rig.poison()
+        span = (len(before), len(before) + len(fact))
+        reply = rig.encoded(Encode("alice", (span,), (), tuple(base), rig.fresh()), (*before, *fact))
+        assert (reply["error"], reply["injected"]) == (None, len(before)), f"fact {number}"
+        segments = (*segments, Segment(fact, reply["blobs"][0][0]))
+    prompt = Prompt("alice", (*segments, Segment(rig.words(13, 52))))
+
+    rig.poison()
+    injected = rig.inject(prompt)
+    plain = rig.plain(prompt.ids)
+
+    assert injected.injected == sum(len(s.ids) for s in segments)
+    assert injected.differs(plain) <= BOUND[dtype]
+    if dtype == "float32":
+        assert injected.tokens == plain.tokens
+
+
+def test_a_fact_that_stands_on_moved_blobs_is_what_transformers_makes_of_it(
+    case: tuple[Rig, str], oracles: dict[str, TransformersEngine]
+) -> None:
+    """The neighbours were encoded alone and stand where they never stood; the other engine does the same."""
+    rig, dtype = case
+    oracle = oracles.setdefault(f"{rig.model}-{dtype}", TransformersEngine(rig.model, dtype=dtype))
+    preamble, suffix, *lines = rig.words(9, 61), rig.words(12, 62), *facts(rig, 6, seed=6)
+
+    def encode_both(ids, start, base, their_base):
+        key = rig.encode("alice", ids, [(start, len(ids))], base=base)[0]
+        span = (Span(start, len(ids)),)
+        (theirs,) = oracle.encode([EncodeRequest("alice", ids, span, base=tuple(their_base))])
+        assert theirs.error is None
+        return (key, len(ids) - start), theirs.refs[0]
+
+    head = encode_both(preamble, 0, (), ())
+    alone = [encode_both((*preamble, *line), 9, (), ()) for line in lines[:5]]
+    order = [head, *(alone[i] for i in (3, 0, 4))]
+    before = (*preamble, *lines[3], *lines[0], *lines[4])
+    stacked = encode_both(
+        (*before, *lines[5]), len(before), [mine for mine, _ in order], [theirs for _, theirs in order]
+    )
+
+    shown = [(preamble, head), (lines[1], alone[1]), (lines[5], stacked)]
+    rig.poison()
+    segments = [Segment(ids, mine[0]) for ids, (mine, _) in shown]
+    mine = rig.inject(Prompt("alice", (*segments, Segment(suffix))), tokens=1)
+    segments = [Segment(ids, theirs.key) for ids, (_, theirs) in shown]
+    other = oracle.generate(
+        Prompt("alice", (*segments, Segment(suffix))), SamplingOptions(max_tokens=1, logprobs=20)
+    )
+
+    assert mine.injected == other.injected_tokens == len(mine_ids(segments))
+    assert other.logprobs is not None
+    common = mine.logprobs[0].keys() & other.logprobs[0].keys()
+    assert len(common) >= 10
+    assert max(abs(mine.logprobs[0][t] - other.logprobs[0][t]) for t in common) <= MOVED[dtype]
+
+
+def mine_ids(segments: list[Segment]) -> list[int]:
+    return [token for segment in segments for token in segment.ids]
 
 
 def test_what_is_injected_is_what_is_read(case: tuple[Rig, str]) -> None:

@@ -286,6 +286,194 @@ def test_an_encode_preempted_midway_is_caught_whole(folder: Path, runner: str, a
     assert whole(sim, [512])
 
 
+# -- encodes that stand on blobs ---
+
+
+def stacked(sim: Simulation, *, owner: str = "alice") -> tuple[Ids, list[int], tuple[tuple[str, int], ...]]:
+    """Two facts encoded elsewhere, as something to stand on: ids, marks, and the composition."""
+    (a,) = sim.encode(owner, words(12, 5) + A, (12, 42))
+    (b,) = sim.encode(owner, words(7, 6) + B, (7, 32))
+    return A + B, sim.marks(a) + sim.marks(b), ((a, 30), (b, 25))
+
+
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_an_encode_stands_on_injected_blobs(
+    folder: Path, batch: int, runner: str, asynchronous: bool
+) -> None:
+    from inferscale_memory.kv.key import blob_key
+
+    sim = Simulation(folder, batch=batch, runner=runner, asynchronous=asynchronous)
+    before, marks, base = stacked(sim)
+    ids = before + words(5, 7) + C
+    name = sim.add(ids, Encode("alice", ((60, 101),), (), base), tokens=2)
+    scheduled = 0
+    while name not in sim.finished:
+        scheduled += sim.step().num_scheduled_tokens.get(name, 0)
+    reply = sim.replies[name]
+    assert (reply["error"], reply["injected"]) == (None, 55)
+    assert scheduled <= 46 + 2, "only its own tokens were computed"
+    ((key, tokens),) = reply["blobs"]
+    assert (sim.marks(key), tokens) == (prefill(ids, marks)[60:], 41)
+    assert sim.marks(key) != prefill(ids)[60:]
+    assert key == blob_key(sim.secret, sim.fingerprint, "alice", ids[:60], C, base)
+    assert key != blob_key(sim.secret, sim.fingerprint, "alice", ids[:60], C)
+    sim.drain()
+    assert whole(sim, [512])
+
+
+def test_an_encode_that_stands_on_a_missing_blob_keeps_nothing(sim: Simulation) -> None:
+    before, _, base = stacked(sim)
+    ids, rows = before + C, sim.free()
+    for wrong in (
+        ((base[0][0], 30), ("f" * 40, 25)),
+        (base[1], base[0]),  # these ids are not theirs
+        ((base[0][0], 29), (base[1][0], 26)),
+    ):
+        reply = sim.ask(Encode("alice", ((55, 96),), (), wrong), ids, tokens=2)
+        assert reply["blobs"] == []
+        assert reply["error"]
+    assert sim.free() == rows
+    assert whole(sim, [512])
+
+
+def test_an_encode_stands_on_nobody_elses_blobs(sim: Simulation) -> None:
+    before, _, base = stacked(sim, owner="bob")
+    reply = sim.ask(Encode("alice", ((55, 96),), (), base), before + C, tokens=2)
+    assert (reply["blobs"], reply["injected"]) == ([], 0)
+    assert "not at hand" in reply["error"]
+
+
+def test_a_span_within_what_is_injected_is_refused(sim: Simulation) -> None:
+    before, _, base = stacked(sim)
+    reply = sim.ask(Encode("alice", ((50, 96),), (), base), before + C, tokens=2)
+    assert reply["blobs"] == []
+    assert "within the 55 tokens" in reply["error"]
+
+
+def test_the_salt_of_an_encode_names_what_it_stands_on(sim: Simulation) -> None:
+    before, _, base = stacked(sim)
+    salt = sim.salt(Encode("alice", ((55, 96),)))
+    reply = sim.ask(Encode("alice", ((55, 96),), (), base), before + C, tokens=2, salt=salt)
+    assert reply["blobs"] == []
+    assert "salt" in reply["error"]
+
+
+def test_what_was_prefilled_in_place_of_missing_blobs_is_not_stood_on_later(sim: Simulation) -> None:
+    """A refused encode leaves prefilled blocks under its salt."""
+    before, marks, base = stacked(sim)
+    ids = before + C
+    missing = (base[0], ("f" * 40, 25))
+    assert sim.ask(Encode("alice", ((55, 96),), (), missing, "once"), ids, tokens=2)["blobs"] == []
+    reply = sim.ask(Encode("alice", ((55, 96),), (), missing, "once"), ids, tokens=2)
+    assert reply["blobs"] == []
+    assert "nonce was used before" in reply["error"]
+    reply = sim.ask(Encode("alice", ((55, 96),), (), base, "once"), ids, tokens=2)
+    ((key, _),) = reply["blobs"]
+    assert sim.marks(key) == prefill(ids, marks)[55:]
+    again = sim.ask(Encode("alice", ((55, 96),), (), base, "once"), ids, tokens=2)
+    assert again["blobs"] == []
+    assert "nonce was used before" in again["error"]
+    assert whole(sim, [512])
+
+
+def test_an_encode_that_is_not_injected_into_keeps_nothing(sim: Simulation) -> None:
+    """vLLM does not ask a connector about a request that may not read the prefix cache."""
+    before, _, base = stacked(sim)
+    name = sim.add(before + C, Encode("alice", ((55, 96),), (), base), tokens=2)
+    sim.requests[name].skip_reading_prefix_cache = True
+    sim.drain()
+    assert sim.replies[name]["blobs"] == []
+    assert "not injected" in sim.replies[name]["error"]
+    assert whole(sim, [512])
+
+
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_an_encode_whose_base_cannot_be_loaded_keeps_nothing(
+    folder: Path, batch: int, runner: str, asynchronous: bool
+) -> None:
+    sim = Simulation(folder, batch=batch, runner=runner, asynchronous=asynchronous)
+    before, _, base = stacked(sim)
+    failing(sim, "all")
+    name = sim.add(before + C, Encode("alice", ((55, 96),), (), base), tokens=9)
+    sim.drain()
+    reply = sim.replies[name]
+    assert (reply["blobs"], reply["error"]) == ([], "what it stands on could not be loaded")
+    assert tuple(sim.generated[name]) == answer(before + C, 9), "it goes on as text"
+    assert whole(sim, [512])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_an_encode_on_blobs_that_is_preempted_midway_stands_on_them_again(
+    folder: Path, runner: str, asynchronous: bool
+) -> None:
+    sim = Simulation(folder, blocks=11, batch=32, runner=runner, asynchronous=asynchronous)
+    before, marks, base = stacked(sim)
+    decode = sim.add(words(40, 7), tokens=60)
+    sim.step()
+    sim.step()
+    ids = before + words(50, 8)
+    encode = sim.add(ids, Encode("alice", ((55, 105),), (), base), tokens=12)
+    sim.drain()
+    assert sim.requests[encode].num_preemptions > 0
+    assert tuple(sim.generated[decode]) == answer(words(40, 7), 60)
+    ((key, _),) = sim.replies[encode]["blobs"]
+    assert sim.marks(key) == prefill(ids, marks)[55:]
+    assert whole(sim, [512])
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "lost"])
+def test_an_encode_on_blobs_that_is_preempted_before_all_was_kept_keeps_nothing(
+    folder: Path, lost: bool
+) -> None:
+    """What it finds in the prefix cache then may be its own, but nobody can tell."""
+    sim = Simulation(folder, blocks=11, batch=16)
+    before, _, base = stacked(sim)
+    sim.add(words(40, 7), tokens=60)
+    for _ in range(9):
+        sim.step()
+    encode = sim.add(before + words(50, 8), Encode("alice", ((55, 105),), (), base), tokens=12)
+    while not sim.requests[encode].num_preemptions:
+        sim.step()
+    assert sim.side._requests[encode].open, "it was preempted before all was kept"
+    if lost:
+        sim.store.forget(base[0][0])  # as eviction would: nobody is told
+    sim.drain()
+    assert sim.replies[encode]["blobs"] == []
+    assert "preempted" in sim.replies[encode]["error"]
+    assert whole(sim, [512])
+
+
+def test_the_rows_of_an_encode_are_not_those_it_stands_on(folder: Path) -> None:
+    """The tier is full: what must give way is neither what is loaded now nor what is pinned."""
+    sim = Simulation(folder, device=100)
+    before, marks, base = stacked(sim)
+    sim.encode("alice", words(45, 20), (0, 45))
+    ids = before + C
+    reply = sim.ask(Encode("alice", ((55, 96),), (), base), ids, tokens=2)
+    assert reply["error"] is None
+    ((key, _),) = reply["blobs"]
+    assert sim.marks(key) == prefill(ids, marks)[55:]
+    assert sim.at_hand("alice", *(name for name, _ in base)) == {name for name, _ in base}
+    assert whole(sim, [100])
+
+
+def test_an_encode_is_discarded_when_a_blob_it_stands_on_is_forgotten_meanwhile(folder: Path) -> None:
+    sim = Simulation(folder, batch=16)
+    before, _, base = stacked(sim)
+    name = sim.add(before + C, Encode("alice", ((55, 96),), (), base), tokens=2)
+    sim.step()
+    sim.ask(Forget("alice", (base[0][0],)))
+    assert sim.replies[name]["blobs"] == []
+    assert "forgotten" in sim.replies[name]["error"]
+    assert sim.hittable(before + C, sim.salt(Encode("alice", ((55, 96),), (), base))) == 0
+    assert whole(sim, [512])
+
+
 # -- injecting ---
 
 
