@@ -38,6 +38,16 @@ _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
 _ENTRY = "fact, owner, fingerprint, key, tokens, line"
 _AMONG = "IN (SELECT value FROM json_each(?))"
+_PILE = f"""
+WITH RECURSIVE pile (fact, fingerprint) AS (
+    SELECT fact, fingerprint FROM ledger WHERE {{}}
+    UNION
+    SELECT stands.fact, stands.fingerprint FROM pile
+        JOIN ledger USING (fact, fingerprint) JOIN stands ON stands.base = ledger.key
+)
+SELECT {_ENTRY} FROM ledger WHERE (fact, fingerprint) IN (SELECT fact, fingerprint FROM pile)
+"""
+"""The blobs for which a condition holds, those that stand on them, and so on up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,8 @@ class Forgotten:
 
     Attributes:
         facts: those that were known, as they were.
-        blobs: ledger entries that no longer hold: of these facts, and of others whose window held them.
+        blobs: ledger entries that no longer hold: of these facts, of others whose window held them, and of those that
+            stand on such a blob.
         bereaved: ids of the facts that lost a blob only because of their window: they are to be encoded
             again.
         touched: other facts that were drawn from turns that were forgotten.
@@ -69,6 +80,8 @@ class Journal:
 
     Invariants:
         - A ledger entry exists only for a fact that exists, and its window only held text that still exists.
+        - The blobs that a blob stands on have ledger entries too, be they lost: from a text that is forgotten every
+          blob is found that it went into, however deep the pile.
         - A forgotten fact comes back only after `allow`.
     """
 
@@ -272,10 +285,11 @@ class Journal:
 
     def enter_blob(self, entry: LedgerEntry, fact: Fact, context: Context) -> bool:
         """Note that `entry`'s blob stands for `fact`. False, and nothing noted, when it came too late: the
-        fact or something its window held was forgotten or reworded meanwhile."""
+        fact, something its window held or a blob that it stands on was forgotten or replaced meanwhile."""
         with self._change() as db:
-            if self.facts([entry.fact]).get(entry.fact) != fact or not self._stands(context):
+            if self.facts([entry.fact]).get(entry.fact) != fact or not self._stands(entry, context):
                 return False
+            self._inherit(db, entry)
             db.execute(
                 "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?", (entry.fact, entry.fingerprint)
             )
@@ -289,19 +303,53 @@ class Journal:
                 "INSERT INTO held (fact, fingerprint, other, turn) VALUES (?, ?, ?, ?)",
                 [(entry.fact, entry.fingerprint, *what) for what in held],
             )
+            db.executemany(
+                "INSERT OR IGNORE INTO stands (fact, fingerprint, base) VALUES (?, ?, ?)",
+                [(entry.fact, entry.fingerprint, base) for base in context.blobs],
+            )
             return True
+
+    def _inherit(self, db: sqlite3.Connection, entry: LedgerEntry) -> None:
+        """Another blob takes the place of the fact's old one: what stands on the old one is noted as made of what that
+        was made of."""
+        for old in self._entries("fact = ? AND fingerprint = ?", entry.fact, entry.fingerprint):
+            if old.key == entry.key:
+                continue
+            whose = (old.fact, old.fingerprint, old.key)
+            db.execute(
+                "INSERT INTO held (fact, fingerprint, other, turn)"
+                " SELECT above.fact, above.fingerprint, below.other, below.turn FROM stands AS above, held AS below"
+                " WHERE below.fact = ? AND below.fingerprint = ? AND above.base = ?",
+                whose,
+            )
+            db.execute(
+                "INSERT OR IGNORE INTO stands (fact, fingerprint, base)"
+                " SELECT above.fact, above.fingerprint, below.base FROM stands AS above, stands AS below"
+                " WHERE below.fact = ? AND below.fingerprint = ? AND above.base = ?",
+                whose,
+            )
+            db.execute("DELETE FROM stands WHERE base = ?", (old.key,))
 
     def ledger(self, ids: Iterable[str], fingerprint: str) -> dict[str, LedgerEntry]:
         """The blobs of those of `ids` that have one under `fingerprint`."""
-        found = self._entries(f"fact {_AMONG} AND fingerprint = ?", json.dumps(list(ids)), fingerprint)
+        found = self._entries(
+            f"fact {_AMONG} AND fingerprint = ? AND NOT lost", json.dumps(list(ids)), fingerprint
+        )
         return {entry.fact: entry for entry in found}
 
-    def strike_blobs(self, keys: Sequence[str]) -> None:
-        """Remove from the ledger blobs that are no longer at hand."""
+    def lose_blobs(self, keys: Sequence[str]) -> None:
+        """These blobs are no longer at hand. What they were made of stays known, for the sake of those that stand on
+        them."""
         with self._change() as db:
-            db.execute(f"DELETE FROM ledger WHERE key {_AMONG}", (json.dumps(keys),))
+            db.execute(f"UPDATE ledger SET lost = 1 WHERE key {_AMONG}", (json.dumps(keys),))
 
-    def _stands(self, context: Context) -> bool:
+    def _stands(self, entry: LedgerEntry, context: Context) -> bool:
+        """Whether everything that the blob was made of is still what it was."""
+        bases = self._entries(
+            f"key {_AMONG} AND fingerprint = ?", json.dumps(context.blobs), entry.fingerprint
+        )
+        if {base.key for base in bases} != set(context.blobs):
+            return False
         known = self.facts(fact.fact for fact in context.facts)
         turns = json.dumps(list(context.turns))
         said = self._read(f"SELECT count(*) FROM turns WHERE number {_AMONG} AND words IS NOT NULL", turns)[
@@ -314,12 +362,23 @@ class Journal:
             LedgerEntry(*row) for row in self._read(f"SELECT {_ENTRY} FROM ledger WHERE {condition}", *values)
         ]
 
+    def _pile(self, condition: str, *values: str) -> list[LedgerEntry]:
+        """The entries for which `condition` holds, and all whose blobs stand on theirs."""
+        return [LedgerEntry(*row) for row in self._read(_PILE.format(condition), *values)]
+
+    def _strike(self, db: sqlite3.Connection, entries: Iterable[LedgerEntry]) -> None:
+        db.executemany(
+            "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?",
+            [(entry.fact, entry.fingerprint) for entry in entries],
+        )
+
     def blobs_saying(self, text: str) -> list[LedgerEntry]:
-        """The blobs of facts that say `text`, and those whose window held a fact or turn that does."""
+        """The blobs of facts that say `text`, those whose window held a fact or turn that does, and all that stand on
+        one of them."""
         said = "(SELECT {} WHERE instr(folded(text), folded(?)))"
         facts, turns = said.format("fact FROM facts"), said.format("number FROM turns")
         window = f"(SELECT fact, fingerprint FROM held WHERE other IN {facts} OR turn IN {turns})"
-        return self._entries(f"fact IN {facts} OR (fact, fingerprint) IN {window}", text, text, text)
+        return self._pile(f"fact IN {facts} OR (fact, fingerprint) IN {window}", text, text, text)
 
     # -- forgetting ------------------------------------------------------------------------------------------
 
@@ -356,7 +415,7 @@ class Journal:
             facts, blobs = self._facts("?", 1), self._entries("1")
             forgotten = Forgotten(tuple(facts), tuple(blobs), turns=self._alone("?", 1))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT fact FROM facts")
-            for table in ("held", "ledger", "echoes", "sources", "facts", "turns"):
+            for table in ("held", "stands", "ledger", "echoes", "sources", "facts", "turns"):
                 db.execute(f"DELETE FROM {table}")
             return forgotten
 
@@ -367,17 +426,14 @@ class Journal:
             return scrub(self._db, (), "")
 
     def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
-        """Redact `turns`, and strike the blobs of `facts` and of whatever held either."""
+        """Redact `turns`, and strike the blobs of `facts`, of whatever held either, and all that stand on these."""
         ids, numbers = json.dumps([fact.fact for fact in facts]), json.dumps(list(turns))
         drawn = [row[0] for row in self._read(f"SELECT fact FROM sources WHERE turn {_AMONG}", numbers)]
         alone = self._alone(f"number {_AMONG}", numbers)
         _redact(db, turns)
         window = f"(SELECT fact, fingerprint FROM held WHERE other {_AMONG} OR turn {_AMONG})"
-        blobs = self._entries(f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, numbers)
-        db.executemany(
-            "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?",
-            [(entry.fact, entry.fingerprint) for entry in blobs],
-        )
+        blobs = self._pile(f"fact {_AMONG} OR (fact, fingerprint) IN {window}", ids, ids, numbers)
+        self._strike(db, blobs)
         own = {fact.fact for fact in facts}
         bereaved = dict.fromkeys(entry.fact for entry in blobs if entry.fact not in own)
         touched = [fact for name, fact in self.facts(drawn).items() if name not in own]

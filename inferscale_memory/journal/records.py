@@ -74,10 +74,16 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What stood before a fact while it was prefilled: facts as they were worded, and turns by number."""
+    """What stood before a fact while it was prefilled: facts as they were worded, and turns by number.
+
+    Attributes:
+        blobs: keys of those facts' blobs that were injected instead of prefilling them. What these were made of is in
+            the new blob too.
+    """
 
     facts: tuple[Fact, ...] = ()
     turns: tuple[int, ...] = ()
+    blobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,18 @@ CREATE TABLE owed (
     tags   TEXT NOT NULL
 ) STRICT
 """,
+    """
+ALTER TABLE ledger ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+
+CREATE TABLE stands (
+    fact        TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    base        TEXT NOT NULL,
+    PRIMARY KEY (fact, fingerprint, base),
+    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX stands_by_base ON stands (base)
+""",
 )
 FORMAT = len(STEPS)
 _PATIENCE_S = 30.0

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Condition, Thread, current_thread
 
-from inferscale_memory.engine.base import EncodeResult, Engine
+from inferscale_memory.engine.base import BlobRef, EncodeResult, Engine
 from inferscale_memory.errors import EngineError
 from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.plan import Planned, Planner, fact_words
+from inferscale_memory.memory.stacking import waves
 from inferscale_memory.prompt import PUBLIC_OWNER
 
 Progress = Callable[[int, int], None]
@@ -172,35 +173,48 @@ class Encoder:
             return
         template = self._engine.template
         self._preambles.key(engine, PUBLIC_OWNER, template.split([{"role": "user", "content": "?"}]).preamble)
-        planner = Planner(
-            self._journal,
-            template,
-            w=self._w,
-            max_tokens=engine.max_model_len - 2,
-            neighbours=self._neighbours,
-        )
+        planner = Planner(self._journal, template, w=self._w, max_tokens=engine.max_model_len - 2)
         facts = self._wanted(engine, planner, list(batch))
-        planned = planner.plan(facts)
-        again: list[Planned] = []
-        for plan, result in self._run(engine, planned):
-            if result.refs or len(plan.kept) == 1:
-                self._settle(engine, plan, result)
-            else:
-                again += plan.apart()
-        for plan, result in self._run(engine, again):
-            self._settle(engine, plan, result)
+        if self._neighbours is None:
+            self._carry_out(engine, planner.plan(facts))
+            return
+        for wave in waves(facts, self._neighbours):
+            preamble = self._preamble(engine)
+            known = {other.fact: other for near in wave for other in near.neighbours}
+            blobs = {
+                name: BlobRef(entry.key, entry.tokens) for name, entry in self._blobs(engine, known).items()
+            }
+            self._carry_out(
+                engine, [planner.among(near.fact, near.neighbours, preamble, blobs) for near in wave]
+            )
+
+    def _preamble(self, engine: Engine) -> BlobRef | None:
+        """The blob of what every fact is encoded behind."""
+        ids = self._engine.template.encode_preamble
+        key = self._preambles.key(engine, PUBLIC_OWNER, ids)
+        return None if key is None else BlobRef(key, len(ids))
+
+    def _carry_out(self, engine: Engine, planned: Sequence[Planned]) -> None:
+        while planned:
+            again: list[Planned] = []
+            for plan, result in self._run(engine, planned):
+                simpler = [] if result.refs else plan.simpler()
+                if simpler:
+                    self._at_hand.drop(ref.key for ref in plan.request.base)  # perhaps one of them is not
+                    again += simpler
+                else:
+                    self._settle(engine, plan, result)
+            planned = again
 
     @staticmethod
     def _run(engine: Engine, planned: Sequence[Planned]) -> list[tuple[Planned, EncodeResult]]:
-        if not planned:
-            return []
         results = engine.encode([plan.request for plan in planned])
         return list(zip(planned, results, strict=True))
 
     def _wanted(self, engine: Engine, planner: Planner, ids: Sequence[str]) -> list[Fact]:
         """Those of `ids` that exist, can be encoded, and have no blob at hand."""
         facts = self._journal.facts(ids)
-        kept = self._have_blobs(engine, facts)
+        kept = self._blobs(engine, facts)
         wanted = []
         for fact in facts.values():
             tried = self._attempts.get((fact.fact, fact_words(fact).digest), 0)
@@ -212,8 +226,8 @@ class Encoder:
                 self._fail(fact, f"it has more tokens than one encode can hold ({engine.max_model_len})")
         return wanted
 
-    def _have_blobs(self, engine: Engine, facts: Mapping[str, Fact]) -> set[str]:
-        """Ids of the facts whose blob is at hand. What the ledger says beyond that is struck."""
+    def _blobs(self, engine: Engine, facts: Mapping[str, Fact]) -> dict[str, LedgerEntry]:
+        """By id, the blobs of these facts that are at hand. Of those that are not, the journal is told."""
         entries = [
             entry
             for name, entry in self._journal.ledger(facts, engine.fingerprint).items()
@@ -225,8 +239,8 @@ class Encoder:
             at_hand |= self._at_hand.confirm(engine, owner, keys)
         lost = [entry.key for entry in entries if entry.key not in at_hand]
         if lost:
-            self._journal.strike_blobs(lost)
-        return {entry.fact for entry in entries if entry.key in at_hand}
+            self._journal.lose_blobs(lost)
+        return {entry.fact: entry for entry in entries if entry.key in at_hand}
 
     def _settle(self, engine: Engine, plan: Planned, result: EncodeResult) -> None:
         if not result.refs:

@@ -117,6 +117,17 @@ class TestFacts:
         assert journal.write_facts([fact("f")]) == []
 
 
+def pile(journal: Journal, *names: str) -> list[Fact]:
+    """Facts, the blob of each of which stands on that of the one before it."""
+    facts = [fact(name) for name in names]
+    journal.write_facts(facts)
+    for place, of in enumerate(facts):
+        below = facts[place - 1 : place] if place else []
+        context = Context(tuple(below), (), tuple(f"key-{other.fact}" for other in below))
+        assert journal.enter_blob(entry(of), of, context)
+    return facts
+
+
 class TestForgetting:
     def test_a_turn_that_said_nothing_else_loses_its_words(self, journal: Journal) -> None:
         one, two = journal.append_turns("a", [turn("one"), turn("two")])
@@ -136,6 +147,39 @@ class TestForgetting:
         journal.write_facts([fact("f", (one.number,)), fact("g", (one.number,))])
         journal.forget_facts(["f", "g"])
         assert said(journal, one.session) == []
+
+    def test_it_strikes_the_whole_pile_that_stands_on_the_facts_blob(self, journal: Journal) -> None:
+        pile(journal, "a", "b", "c", "d")
+        stranger = fact("stranger")
+        journal.write_facts([stranger])
+        journal.enter_blob(entry(stranger), stranger, Context())
+        forgotten = journal.forget_facts(["b"])
+        assert {blob.key for blob in forgotten.blobs} == {"key-b", "key-c", "key-d"}
+        assert forgotten.bereaved == ("c", "d")
+        assert set(journal.ledger("abcd", MODEL)) == {"a"}
+        assert set(journal.ledger(["stranger"], MODEL)) == {"stranger"}
+
+    def test_a_pile_of_which_one_was_lost_is_struck_all_the_same(self, journal: Journal) -> None:
+        pile(journal, "a", "b", "c", "d")
+        journal.lose_blobs(["key-b", "key-c"])
+        assert set(journal.ledger("abcd", MODEL)) == {"a", "d"}
+        assert set(journal.forget_facts(["a"]).bereaved) == {"b", "c", "d"}
+        assert journal.ledger("abcd", MODEL) == {}
+
+    def test_what_stands_on_a_blob_that_was_replaced_is_struck_with_what_that_was_made_of(
+        self, journal: Journal
+    ) -> None:
+        """The new blob of `b` holds nothing of `a`, nor of the turn; what stands on the old one still does."""
+        a, b, c, d = pile(journal, "a", "b", "c", "d")
+        [said] = journal.append_turns("a", [turn("by the sea")])
+        assert journal.enter_blob(entry(b, "with a turn"), b, Context((a,), (said.number,), ("key-a",)))
+        assert journal.enter_blob(entry(c), c, Context((b,), (), ("with a turn",)))
+        assert journal.enter_blob(entry(d), d, Context((c,), (), ("key-c",)))
+        journal.lose_blobs(["with a turn"])
+        assert journal.enter_blob(entry(b, "new"), b, Context())
+        with journal.together():
+            assert set(journal.forget_turns([said.number]).bereaved) == {"c", "d"}
+        assert set(journal.ledger("abcd", MODEL)) == {"a", "b"}
 
     def test_it_strikes_every_blob_whose_window_held_the_fact(self, journal: Journal) -> None:
         held, holder, stranger = fact("held"), fact("holder"), fact("stranger")
@@ -411,12 +455,39 @@ class TestLedger:
         journal.enter_blob(entry(other), other, Context(facts=(holds,)))
         assert {blob.fact for blob in journal.blobs_saying("blue sea")} == {"says", "holds", "heard"}
 
-    def test_lost_blobs_can_be_struck(self, journal: Journal) -> None:
+    def test_words_are_found_in_every_blob_that_stands_on_one_made_of_them(self, journal: Journal) -> None:
+        says, *above = pile(journal, "says", "second", "third")
+        journal.reword_fact(replace(says, text="The Blue Sea"))
+        says = journal.facts(["says"])["says"]
+        assert journal.ledger(["says", "second", "third"], MODEL) == {}
+        journal.enter_blob(entry(says), says, Context())
+        for below, of in zip([says, *above], above, strict=False):
+            assert journal.enter_blob(entry(of), of, Context((below,), (), (f"key-{below.fact}",)))
+        assert {blob.fact for blob in journal.blobs_saying("blue sea")} == {"says", "second", "third"}
+
+    def test_a_blob_that_stands_on_one_that_was_struck_or_replaced_comes_too_late(
+        self, journal: Journal
+    ) -> None:
+        below, above = fact("below"), fact("above")
+        journal.write_facts([below, above])
+        context = Context((below,), (), ("key-below",))
+        assert not journal.enter_blob(entry(above), above, context), "there is no such blob"
+        assert journal.enter_blob(entry(below), below, Context())
+        assert journal.enter_blob(entry(above), above, context)
+        assert journal.enter_blob(entry(below, "another"), below, Context())
+        assert not journal.enter_blob(entry(above), above, context)
+        assert not journal.enter_blob(
+            replace(entry(above), fingerprint="model-2"), above, Context((below,), (), ("another",))
+        ), "it is of another model"
+
+    def test_lost_blobs_are_no_longer_named(self, journal: Journal) -> None:
         of = fact("f")
         journal.write_facts([of])
         journal.enter_blob(entry(of), of, Context())
-        journal.strike_blobs(["key-f"])
+        journal.lose_blobs(["key-f"])
         assert journal.ledger(["f"], MODEL) == {}
+        journal.enter_blob(entry(of), of, Context())
+        assert set(journal.ledger(["f"], MODEL)) == {"f"}
 
 
 class TestFile:
