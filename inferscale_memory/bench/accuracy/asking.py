@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from inferscale_memory.bench.accuracy.encodings import Encoding, Material, encoding
+from inferscale_memory.bench.accuracy.blobs import Blobs
+from inferscale_memory.bench.accuracy.encodings import Material, encoding
 from inferscale_memory.bench.accuracy.locomo import Conversation, Fact, Question
 from inferscale_memory.bench.accuracy.measures import divergence, exact_match, nll, token_f1
 from inferscale_memory.bench.accuracy.settings import Setting
-from inferscale_memory.engine.base import EncodeRequest, Engine, SamplingOptions, Span
+from inferscale_memory.engine.base import Engine, SamplingOptions
 from inferscale_memory.errors import ConfigurationError, EngineError
 from inferscale_memory.prompt import Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import Fact as Line
@@ -25,30 +25,8 @@ ANSWER_TOKENS = 32
 _INSTRUCTION = "Answer with as few words as possible, in words of the memories where you can."
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What encoding has cost. Attributes: facts kept, tokens of theirs, tokens computed, seconds."""
-
-    facts: int = 0
-    own_tokens: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.facts + other.facts,
-            self.own_tokens + other.own_tokens,
-            self.tokens + other.tokens,
-            self.seconds + other.seconds,
-        )
-
-
 class Asker:
-    """Questions about one conversation, on one engine. Blobs are encoded when a setting first needs them.
-
-    Attributes:
-        costs: by encoding.
-    """
+    """Questions about one conversation, on one engine. Blobs are encoded when a setting first needs them."""
 
     def __init__(self, engine: Engine, embedder: Any, conversation: Conversation, *, generate: bool) -> None:
         self._engine = engine
@@ -57,9 +35,6 @@ class Asker:
         self._generate = generate
         self._template = PromptTemplate(engine.tokenizer)
         self._ids = [self._template.fact_ids(fact.line) for fact in conversation.facts]
-        self._keys: dict[tuple[str, int, int], str] = {}
-        self._preamble: str | None = None
-        self.costs: dict[str, Cost] = {}
 
     @cached_property
     def _vectors(self) -> Any:
@@ -70,8 +45,11 @@ class Asker:
         return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
     @cached_property
-    def _material(self) -> Material:
-        return Material(self._conversation.facts, self._vectors @ self._vectors.T)
+    def blobs(self) -> Blobs:
+        """The facts' blobs, and what they have cost."""
+        material = Material(self._conversation.facts, self._vectors @ self._vectors.T)
+        preamble = self._template.encode_preamble
+        return Blobs(self._engine, self._conversation.name, material, self._ids, preamble)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -83,7 +61,7 @@ class Asker:
         if not wanted:
             return
         ranked = self._ranked(question)
-        answer = tuple(self._engine.tokenizer(f" {question.answer}", add_special_tokens=False)["input_ids"])
+        answer = self._answer(question)
         references: dict[Setting, torch.Tensor] = {}
         for setting in settings:
             if setting.path == "text" and (
@@ -97,6 +75,16 @@ class Asker:
             if setting.path != "text":
                 scored = self._score(self._prompt(question, setting, ranked), answer, setting)
                 yield self._record(question, setting, ranked, answer, scored, references)
+
+    def _answer(self, question: Question) -> tuple[int, ...]:
+        """Token ids of the gold answer as the model would begin it: behind a space, unless the template left one."""
+        opening = self._engine.tokenizer.decode(self._template.plain(self._messages(question))[-1:])
+        text = question.answer if opening[-1:].isspace() else f" {question.answer}"
+        return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @staticmethod
+    def _messages(question: Question) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{question.text} {_INSTRUCTION}"}]
 
     def _ranked(self, question: Question) -> list[int]:
         """Places of all facts, the most relevant first."""
@@ -147,7 +135,7 @@ class Asker:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def _prompt(self, question: Question, setting: Setting, ranked: Sequence[int]) -> Prompt:
-        messages = [{"role": "user", "content": f"{question.text} {_INSTRUCTION}"}]
+        messages = self._messages(question)
         owner = self._conversation.name
         if setting.path == "none":
             return Prompt(owner, (Segment(self._template.plain(messages)),))
@@ -156,7 +144,7 @@ class Asker:
         keys: dict[int, str] = {}
         preamble = None
         if setting.path == "injected":
-            preamble, keys = self._encoded(encoding(setting.encoding), places, whole=setting.budget)
+            preamble, keys = self.blobs.preamble, self.blobs.keys(encoding(setting.encoding), places)
         score = {place: -rank for rank, place in enumerate(chosen)}
         lines = [Line(self._ids[place], keys.get(place), None, float(score[place])) for place in places]
         composed = compose(
@@ -183,50 +171,6 @@ class Asker:
                 break
             places.insert(0, place)
         return places
-
-    # -- blobs -----------------------------------------------------------------------------------------------
-
-    def _encoded(self, how: Encoding, places: Sequence[int], *, whole: int) -> tuple[str, dict[int, str]]:
-        """Key of the preamble, and keys by place. `whole`: the budget of a chain, which is encoded in one go."""
-        first = places[0] if how.chain else 0
-        missing = [place for place in places if (how.name, first, place) not in self._keys]
-        requests = [self._request(how, missing)] if how.chain and missing else []
-        if not how.chain:
-            requests = [self._request(how, [place]) for place in missing]
-        if self._preamble is None:
-            ids = self._template.encode_preamble
-            request = EncodeRequest(self._conversation.name, ids, (Span(0, len(ids)),))
-            self._preamble = self._kept(request)[0]
-        began = perf_counter()
-        names = iter([(how.name, first, place) for place in missing])
-        for request in requests:
-            for key in self._kept(request):
-                self._keys[next(names)] = key
-        own = sum(len(self._ids[place]) for place in missing)
-        cost = Cost(len(missing), own, sum(len(request.ids) for request in requests), perf_counter() - began)
-        self.costs[how.name] = self.costs.get(how.name, Cost()) + cost
-        return self._preamble, {place: self._keys[how.name, first, place] for place in places}
-
-    def _request(self, how: Encoding, places: Sequence[int]) -> EncodeRequest:
-        """One encode that keeps `places`, which a chain takes several of."""
-        ids = list(self._template.encode_preamble) if how.preamble else []
-        context = [] if how.chain else how.context(self._material, places[0])
-        room = self._engine.max_model_len - 2 - sum(len(self._ids[place]) for place in places)
-        while context and len(ids) + sum(len(self._ids[place]) for place in context) > room:
-            del context[0]
-        for place in context:
-            ids += self._ids[place]
-        spans = []
-        for place in places:
-            spans.append(Span(len(ids), len(ids) + len(self._ids[place])))
-            ids += self._ids[place]
-        return EncodeRequest(self._conversation.name, tuple(ids), tuple(spans))
-
-    def _kept(self, request: EncodeRequest) -> list[str]:
-        [result] = self._engine.encode([request])
-        if not result.refs:
-            raise EngineError(f"an encode failed ({result.error}): give the engine more room for blobs")
-        return [ref.key for ref in result.refs]
 
 
 def arranged(chosen: Sequence[int], order: str, facts: Sequence[Fact]) -> list[int]:

@@ -145,9 +145,9 @@ def _run(
             for record in asker.ask(question, settings, known):
                 log.add(record)
                 advance(1)
-            for name, cost in asker.costs.items():
+            for name, cost in asker.blobs.costs.items():
                 log.add({"cost": name, "spent": [cost.facts, cost.own_tokens, cost.tokens, cost.seconds]})
-            asker.costs.clear()
+            asker.blobs.costs.clear()
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
@@ -228,7 +228,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--blob-bytes", type=int, default=6 << 30, help="room for blobs (default: 6 GiB)")
     parser.add_argument("--questions", type=int, help="of each conversation (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--encodings", nargs="+", default=["session", "near:8"], metavar="NAME")
+    parser.add_argument(
+        "--encodings",
+        nargs="*",
+        default=["session", "stacked:8"],
+        metavar="NAME",
+        help="none: text paths only",
+    )
     parser.add_argument(
         "--orders", nargs="+", default=["best-last", "chronological"], metavar="|".join(ORDERS)
     )

@@ -10,6 +10,9 @@
     near:8:known    the 8 nearest of the facts before it: those known when it is written
     near:8:two      the 8 nearest, each behind its own 2 nearest
     near:6,20       6 nearest, then the 20 turns before
+    stacked:8       behind the blobs of the 8 nearest of the facts before it, which are injected, not prefilled: every
+                    one of those stands on its own neighbours' blobs in turn
+    stacked:8:two   the same, but the blobs it stands on were encoded behind the preamble only
     chain           behind the preamble and every fact before it
 
 A context never holds the fact itself, nor anything twice.
@@ -30,6 +33,7 @@ from inferscale_memory.errors import ConfigurationError
 _FORM = re.compile(
     r"(?P<name>alone|preamble|session|chain)|window:(?P<window>\d+)(?P<plus>\+?)|anchored:(?P<anchored>\d+)"
     r"|near:(?P<near>\d+)(?P<which>:known|:two)?(,(?P<turns>\d+))?"
+    r"|stacked:(?P<stacked>\d+)(?P<floor>:two)?"
 )
 
 
@@ -55,16 +59,15 @@ class Encoding:
         name: as above.
         preamble: whether the canonical preamble stands first.
         context: places of the facts that stand before a fact, in order.
+        group: of a place, where its context is the whole group so far: one pass encodes a group.
+        base: name of the encoding whose blobs the context is taken from; None where it is prefilled.
     """
 
     name: str
     preamble: bool
     context: Callable[[Material, int], list[int]]
-
-    @property
-    def chain(self) -> bool:
-        """Whether every fact is encoded behind all before it, so that one pass encodes them all."""
-        return self.name == "chain"
+    group: Callable[[Material, int], int] | None = None
+    base: str | None = None
 
 
 def encoding(name: str) -> Encoding:
@@ -73,17 +76,25 @@ def encoding(name: str) -> Encoding:
     if found is None:
         raise ConfigurationError(
             f"no encoding is called {name!r}: alone, preamble, window:N, window:N+, anchored:N, session, near:N, "
-            "near:N:known, near:N:two, near:N,W and chain are"
+            "near:N:known, near:N:two, near:N,W, stacked:N, stacked:N:two and chain are"
         )
     parts = found.groupdict()
+    if name == "session":
+        return Encoding(name, True, _session, group=lambda material, place: material.facts[place].session)
+    if name == "chain":
+        return Encoding(name, True, _all, group=lambda material, place: 0)
     if parts["name"]:
-        return Encoding(name, name != "alone", {"session": _session, "chain": _all}.get(name, _nothing))
+        return Encoding(name, name != "alone", _nothing)
     if parts["window"]:
         w = int(parts["window"])
         return Encoding(name, bool(parts["plus"]), lambda material, place: _turns(material, place, w))
     if parts["anchored"]:
         w = int(parts["anchored"])
         return Encoding(name, True, lambda material, place: _anchored(material, place, w))
+    if parts["stacked"]:
+        n = int(parts["stacked"])
+        base = "preamble" if parts["floor"] else name
+        return Encoding(name, True, lambda material, place: _near(material, place, n, 0, ":known"), base=base)
     n, w, which = int(parts["near"]), int(parts["turns"] or 0), parts["which"]
     return Encoding(name, True, lambda material, place: _near(material, place, n, w, which))
 

@@ -17,8 +17,11 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row per setting, with paired differences against text in its best order at the same k.
 
-    Only questions are counted that every setting has, so that all rows are about the same ones.
+    Only questions are counted that every setting has, so that all rows are about the same ones. A setting that was
+    never asked has no row.
     """
+    asked = {record["setting"] for record in records}
+    settings = [setting for setting in settings if setting.name in asked]
     table: dict[str, dict[str, Record]] = {setting.name: {} for setting in settings}
     for record in records:
         if record["setting"] in table and category in (None, record["category"]):
