@@ -45,10 +45,10 @@ class Injection:
 
     Attributes:
         k: how many memories a question brings up, unless the call says.
-        w: turns of context a fact is encoded behind: from w to 2w - 1 of them, or the whole session if
-            shorter.
-        neighbours: how many of the nearest facts that were there before a fact it is encoded behind, after its
-            turns. With them every fact is an encode of its own.
+        neighbours: behind how many of the nearest facts that were there before it a fact is encoded. Those that have
+            blobs are injected, so that hardly more than the fact's own tokens is computed.
+        w: turns of context a fact is encoded behind, directly before it: with neighbours the last w; without, from w
+            to 2w - 1 of them, or the whole session if shorter, and a session's facts share encodes.
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
@@ -59,8 +59,8 @@ class Injection:
     """
 
     k: int = 20
-    w: int = 24
-    neighbours: int = 0
+    neighbours: int = 8
+    w: int = 0
     session_gap: float = 3600.0
     text_last: int = 0
     order: str = "best_last"
@@ -68,7 +68,7 @@ class Injection:
     system: str = DEFAULT_SYSTEM
 
     def __post_init__(self) -> None:
-        for name in ("k", "w", "neighbours", "text_last"):
+        for name in ("k", "neighbours", "w", "text_last"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")

@@ -7,10 +7,10 @@ stands alone. Windows must never cross a session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from inferscale_memory.engine.base import EncodeRequest, Span
+from inferscale_memory.engine.base import BlobRef, EncodeRequest, Span
 from inferscale_memory.journal import Context, Fact, Journal, Turn
 from inferscale_memory.memory.scope import turn_tag
 from inferscale_memory.memory.words import Words
@@ -34,8 +34,14 @@ class Planned:
     kept: tuple[Kept, ...]
     mentioned: tuple[Fact, ...]
 
-    def apart(self) -> list[Planned]:
-        """The same with an encode of its own for every fact, for when the whole could not be done at once."""
+    def simpler(self) -> list[Planned]:
+        """What to try when this could not be done: nothing injected, else every fact in an encode of its own. Empty
+        when it is as simple as can be."""
+        if self.request.base:
+            kept = tuple(replace(one, context=replace(one.context, blobs=())) for one in self.kept)
+            return [replace(self, request=replace(self.request, base=()), kept=kept)]
+        if len(self.kept) == 1:
+            return []
         return [
             Planned(
                 EncodeRequest(
@@ -75,30 +81,18 @@ def fact_words(fact: Fact) -> Words:
 class Planner:
     """Plans encodes for one model."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        template: PromptTemplate,
-        *,
-        w: int,
-        max_tokens: int,
-        neighbours: Callable[[Fact], Sequence[Fact]] | None = None,
-    ) -> None:
-        """`neighbours` of a fact stand behind its turns; None where there are to be none."""
+    def __init__(self, journal: Journal, template: PromptTemplate, *, w: int, max_tokens: int) -> None:
         self._journal = journal
         self._template = template
         self._w = w
         self._max_tokens = max_tokens
-        self._neighbours = neighbours
 
     def fits(self, fact: Fact) -> bool:
         """Whether the fact can be encoded at all, alone."""
         return len(self._template.encode_preamble) + len(self._fact_ids(fact)) <= self._max_tokens
 
     def plan(self, facts: Sequence[Fact]) -> list[Planned]:
-        """Encodes that together keep every one of `facts` once. All of them must fit."""
-        if self._neighbours is not None:
-            return [self._among(fact, self._neighbours(fact)) for fact in facts]
+        """Encodes in sessions that together keep every one of `facts` once. All of them must fit."""
         planned = []
         wanted = {fact.fact for fact in facts}
         for group in self._groups(facts, wanted):
@@ -128,25 +122,47 @@ class Planner:
                 before = [item for item in turns if last is None or (item.turn or 0) <= last]
                 yield [*before, *(self._fact_item(fact) for fact in drawn if _last_turn(fact) == last)]
 
-    def _among(self, fact: Fact, neighbours: Sequence[Fact]) -> Planned:
-        """An encode of one fact behind its last `w` turns and its neighbours. What a turn says stands once; what does
-        not fit is left out from the front."""
-        turns: list[_Item] = []
-        if fact.session is not None and self._w:
-            here = self._journal.facts_of_session(fact.session)
-            last = _last_turn(fact)
-            said = self._turn_items(self._journal.turns_of_session(fact.session), here)
-            before = [item for item in said if last is None or (item.turn or 0) <= last]
-            turns = [item for item in before if item.fact is None or item.fact.fact != fact.fact][-self._w :]
+    def among(
+        self, fact: Fact, neighbours: Sequence[Fact], preamble: BlobRef | None, blobs: Mapping[str, BlobRef]
+    ) -> Planned:
+        """An encode of one fact behind its neighbours, the last of them nearest to it, and its last `w` turns.
+
+        Neighbours that have one of `blobs`, by id, are injected and stand first, behind the blob of the preamble; the
+        others are prefilled. What a turn says stands once; what does not fit is left out from the front.
+        """
+        turns = self._turns_before(fact)
         spoken = {item.fact.fact for item in turns if item.fact is not None}
-        near = [self._fact_item(other) for other in neighbours if other.fact not in spoken]
-        group = [*turns, *near, self._fact_item(fact)]
+        near = [other for other in neighbours if other.fact not in spoken]
+        on = [other for other in near if preamble is not None and other.fact in blobs]
+        read = [other for other in near if other not in on]
+        group = [*map(self._fact_item, (*on, *read)), *turns, self._fact_item(fact)]
         room = self._max_tokens - len(self._template.encode_preamble)
         while sum(len(item.ids) for item in group) > room:
             del group[0]
+        on = [other for other in on if any(item.fact is other for item in group)]
         ids = [*self._template.encode_preamble, *(token for item in group for token in item.ids)]
         span = (len(ids) - len(group[-1].ids), len(ids))
-        return self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
+        planned = self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
+        if not on or preamble is None:
+            return planned
+        base = tuple(blobs[other.fact] for other in on)
+        [kept] = planned.kept
+        context = replace(kept.context, blobs=tuple(ref.key for ref in base))
+        return replace(
+            planned,
+            request=replace(planned.request, base=(preamble, *base)),
+            kept=(replace(kept, context=context),),
+        )
+
+    def _turns_before(self, fact: Fact) -> list[_Item]:
+        """The last `w` turns before a fact, and those it was drawn from."""
+        if fact.session is None or not self._w:
+            return []
+        here = self._journal.facts_of_session(fact.session)
+        last = _last_turn(fact)
+        said = self._turn_items(self._journal.turns_of_session(fact.session), here)
+        before = [item for item in said if last is None or (item.turn or 0) <= last]
+        return [item for item in before if item.fact is None or item.fact.fact != fact.fact][-self._w :]
 
     def _turn_items(self, turns: Sequence[Turn], facts: Sequence[Fact]) -> list[_Item]:
         said: dict[int, list[Fact]] = {turn.number: [] for turn in turns}

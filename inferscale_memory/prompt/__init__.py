@@ -12,7 +12,6 @@ from inferscale_memory.prompt.windows import (
     EncodePlan,
     Turn,
     plan_session,
-    plan_with_neighbours,
     window_start,
 )
 
@@ -33,6 +32,5 @@ __all__ = [
     "compose",
     "fact_line",
     "plan_session",
-    "plan_with_neighbours",
     "window_start",
 ]

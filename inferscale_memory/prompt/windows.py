@@ -1,4 +1,4 @@
-"""What a fact is encoded behind: the turns before it and its neighbours, laid out as ids to encode.
+"""What a fact is encoded behind in its session: the turns before it, laid out as ids to encode.
 
 Pure functions over token ids. A window must depend on the turns up to its fact alone, never on what else is
 asked for: then later encodes of the session begin with the same ids, and the engine's prefix cache has them.
@@ -81,40 +81,6 @@ def plan_session(
         ids, spans, mentions = _laid_out(preamble, turns[start : kept[-1] + 1])
         plans.append(EncodePlan(ids, tuple(spans[index - start] for index in kept), tuple(kept), mentions))
     return plans
-
-
-def plan_with_neighbours(
-    fact: Turn,
-    neighbours: Sequence[Turn],
-    window: Sequence[Turn],
-    *,
-    preamble: tuple[int, ...],
-    max_tokens: int,
-) -> EncodePlan:
-    """One encode that keeps `fact`, behind its window and then its neighbours.
-
-    What is said twice (same tag) stands once: the fact is never its own context, nor is a neighbour repeated
-    that the window holds. What does not fit is left out from the front: the oldest of the window first, then
-    the first of the neighbours. So put the nearest last.
-
-    Raises:
-        PromptError: the fact is empty, or does not fit even alone.
-    """
-    room = max_tokens - len(preamble)
-    _check_fits(fact, room)
-    said = {fact.tag}
-    context = []
-    for turn in (*window, *neighbours):
-        if turn.tag is None or turn.tag not in said:
-            context.append(turn)
-            said.add(turn.tag)
-    size = len(fact.ids) + sum(len(turn.ids) for turn in context)
-    left_out = 0
-    while size > room:
-        size -= len(context[left_out].ids)
-        left_out += 1
-    ids, spans, mentions = _laid_out(preamble, (*context[left_out:], fact))
-    return EncodePlan(ids, spans[-1:], (0,), mentions)
 
 
 def _fitted_start(turns: Sequence[Turn], index: int, w: int, room: int) -> int:

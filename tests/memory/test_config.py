@@ -155,7 +155,7 @@ def test_a_journal_that_cannot_be_opened_is_named(open_memory: OpenMemory, tmp_p
 
 
 def test_injection_has_few_options_and_good_defaults() -> None:
-    assert Injection() == Injection(k=20, w=24, text_last=0)
+    assert Injection() == Injection(k=20, neighbours=8, w=0, text_last=0)
 
 
 def test_a_folder_whose_embedded_qdrant_is_in_use_is_said(open_memory: OpenMemory) -> None:

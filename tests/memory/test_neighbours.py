@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from inferscale_memory.engine.base import EncodeRequest
+from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.kv import blob_key
 from inferscale_memory.memory import Memory
 from tests.memory.conftest import OpenMemory
 from tests.memory.saying import ADA, BEN, injected, say
@@ -109,7 +111,7 @@ def test_a_reworded_neighbour_is_read_anew(memory: Memory, engine: WatchedEngine
     assert "Leo" in encoded(engine, CATS[1])
 
 
-def test_turns_stand_before_neighbours_and_nothing_twice(
+def test_turns_stand_behind_neighbours_and_nothing_twice(
     open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
     memory = open_memory(injection={"neighbours": 3, "w": 1})
@@ -117,7 +119,7 @@ def test_turns_stand_before_neighbours_and_nothing_twice(
     say(memory, "I moved to Porto", CATS[1], at="2024-05-01")
     memory.flush()
     text = encoded(engine, CATS[1])
-    assert text.index("Porto") < text.index(CATS[0]) < text.index(CATS[1])
+    assert text.index(CATS[0]) < text.index("Porto") < text.index(CATS[1])
     assert text.count("Porto") == 1
 
 
@@ -149,6 +151,98 @@ def test_an_embedder_that_is_away_costs_the_neighbours_alone(
     assert CATS[0] not in encoded(engine, CATS[1])
     monkeypatch.undo()
     assert set(injected(memory.chat("What about my cat?", **ADA, max_tokens=2))) == set(CATS[:2])
+
+
+# -- standing on blobs ---
+
+
+def test_neighbours_that_have_blobs_are_injected_and_only_the_fact_is_computed(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    say(memory, CATS[0])
+    say(memory, CATS[1])
+    memory.flush()
+    request = of(engine, CATS[1])
+    preamble, below = request.base
+    assert below.key == key(memory, CATS[0])
+    assert request.spans[0].start == request.base_tokens == preamble.tokens + below.tokens
+    assert key(memory, CATS[1]) == blob_key(
+        b"",
+        engine.fingerprint,
+        "user:ada",
+        request.ids[: request.base_tokens],
+        request.ids[request.base_tokens :],
+        [(ref.key, ref.tokens) for ref in request.base],
+    )
+
+
+def test_of_facts_written_together_those_go_first_that_others_stand_on(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    say(memory, *CATS)
+    memory.flush()
+    assert [len(of(engine, fact).base) for fact in CATS] == [0, 2, 3]
+    assert {ref.key for ref in of(engine, CATS[2]).base[1:]} == {key(memory, CATS[0]), key(memory, CATS[1])}
+
+
+def test_a_neighbour_whose_blob_is_gone_is_prefilled(memory: Memory, engine: WatchedEngine) -> None:
+    say(memory, CATS[0])
+    memory.flush()
+    TransformersEngine.forget(engine, "user:ada", [key(memory, CATS[0])])  # as eviction would: nobody is told
+    say(memory, CATS[1])
+    memory.flush()
+    assert of(engine, CATS[1]).base == ()
+    assert CATS[0] in encoded(engine, CATS[1])
+    assert CATS[1] in injected(memory.chat("What about my cat?", **ADA, k=1, max_tokens=2))[0]
+
+
+def test_what_goes_into_a_fact_through_others_is_forgotten_too(
+    open_memory: OpenMemory, engine: WatchedEngine
+) -> None:
+    """With one neighbour each, the facts are a pile: the first is in all of them, and in the prompt of one."""
+    memory = open_memory(injection={"neighbours": 1, "w": 0})
+    facts = [*CATS, "My cat is called Miso and sleeps"]
+    [first, *_] = [say(memory, fact)[0] for fact in facts]
+    memory.flush()
+    under = {key(memory, facts[0])}
+    tainted = {}
+    for fact in facts[1:]:
+        if under & {ref.key for ref in of(engine, fact).base}:
+            under.add(key(memory, fact))
+            tainted[fact] = key(memory, fact)
+    assert len(tainted) == 3, "every one stands on the first, be it through others"
+    assert any(facts[0] not in encoded(engine, fact) for fact in tainted), "one of them does so through others"
+    memory.delete(first)
+    memory.flush()
+    assert engine.at_hand("user:ada", [*under]) == set()
+    assert {fact: key(memory, fact) for fact in tainted}.keys() == set(facts[1:])
+    assert not set(tainted.values()) & {key(memory, fact) for fact in tainted}
+    assert len(injected(memory.chat("What about my cat?", **ADA, max_tokens=2))) == 3
+
+
+def test_a_fact_is_encoded_again_on_what_is_there_then(memory: Memory, engine: WatchedEngine) -> None:
+    """All blobs are lost, as after a restart: what is recalled is encoded behind its neighbours, read again."""
+    say(memory, *CATS)
+    memory.flush()
+    TransformersEngine.forget(engine, "user:ada", [key(memory, fact) for fact in CATS])
+    for _ in range(2):  # the first finds out that they are gone, the second asks for them
+        assert injected(memory.chat("What about my cat?", **ADA, max_tokens=2)) == []
+    memory.flush()
+    reply = memory.chat("What about my cat?", **ADA, max_tokens=2)
+    assert set(injected(reply)) == set(CATS)
+
+
+def of(engine: WatchedEngine, fact: str) -> EncodeRequest:
+    """The last encode that kept `fact`."""
+    return [request for request in requests(engine) if fact in kept(engine, request)][-1]
+
+
+def key(memory: Memory, fact: str) -> str:
+    """The blob key of the fact that says this."""
+    core = memory._core
+    names = core.journal.facts_within(lambda scope: True)
+    [name] = [name for name, known in core.journal.facts(names).items() if known.text == fact]
+    return core.journal.ledger([name], core.engine.get().fingerprint)[name].key
 
 
 def test_a_count_that_is_none_is_refused(open_memory: OpenMemory) -> None:

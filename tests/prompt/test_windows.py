@@ -3,7 +3,7 @@ import random
 import pytest
 
 from inferscale_memory.errors import PromptError
-from inferscale_memory.prompt import EncodePlan, Turn, plan_session, plan_with_neighbours, window_start
+from inferscale_memory.prompt import EncodePlan, Turn, plan_session, window_start
 
 PREAMBLE = (900, 901, 902)
 
@@ -192,56 +192,3 @@ def test_a_turn_that_does_not_exist_cannot_be_kept(index: int) -> None:
 def test_a_fact_without_tokens_cannot_be_kept() -> None:
     with pytest.raises(PromptError, match="leave out facts whose text is empty"):
         plans(session([1, 0]), {1}, w=4)
-
-
-# Neighbours
-
-
-FACT = Turn((7, 7), "fact")
-
-
-def with_neighbours(
-    neighbours: list[Turn], window: list[Turn], fact: Turn = FACT, max_tokens: int = 100
-) -> EncodePlan:
-    return plan_with_neighbours(fact, neighbours, window, preamble=PREAMBLE, max_tokens=max_tokens)
-
-
-def test_window_neighbours_and_fact_stand_in_this_order() -> None:
-    plan = with_neighbours([Turn((5,), "n")], [Turn((1, 1), "w"), Turn((2,))])
-    assert plan.ids == (*PREAMBLE, 1, 1, 2, 5, 7, 7)
-    assert plan.spans == ((7, 9),)
-    assert plan.kept == (0,)
-    assert plan.mentions == (("w", 3), ("n", 6), ("fact", 7))
-
-
-def test_without_neighbours_and_window_the_fact_stands_alone() -> None:
-    assert with_neighbours([], []).ids == (*PREAMBLE, 7, 7)
-
-
-def test_the_fact_is_never_its_own_context() -> None:
-    plan = with_neighbours([FACT, Turn((5,), "n")], [FACT])
-    assert plan.ids == (*PREAMBLE, 5, 7, 7)
-
-
-def test_a_neighbour_that_the_window_holds_is_not_repeated() -> None:
-    plan = with_neighbours([Turn((1,), "w"), Turn((5,), "n")], [Turn((1,), "w")])
-    assert plan.ids == (*PREAMBLE, 1, 5, 7, 7)
-
-
-def test_turns_without_a_tag_are_all_kept_as_context() -> None:
-    plan = with_neighbours([Turn((3,)), Turn((3,))], [Turn((3,))], fact=Turn((7,)))
-    assert plan.ids == (*PREAMBLE, 3, 3, 3, 7)
-
-
-def test_the_oldest_of_the_window_and_then_the_first_neighbours_are_left_out() -> None:
-    window, neighbours = [Turn((1,), "1"), Turn((2,), "2")], [Turn((3,), "3"), Turn((4,), "4")]
-    stood = [
-        with_neighbours(neighbours, window, max_tokens=len(PREAMBLE) + room).ids[len(PREAMBLE) :]
-        for room in (6, 5, 4, 3, 2)
-    ]
-    assert stood == [(1, 2, 3, 4, 7, 7), (2, 3, 4, 7, 7), (3, 4, 7, 7), (4, 7, 7), (7, 7)]
-
-
-def test_a_fact_that_does_not_fit_even_alone_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(PromptError, match="shorten it, or raise max_tokens"):
-        with_neighbours([], [], max_tokens=len(PREAMBLE) + 1)
