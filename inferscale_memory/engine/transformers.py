@@ -10,6 +10,7 @@ and become a `DynamicCache`; what is left of the prompt is prefilled behind them
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -265,12 +266,15 @@ class TransformersEngine:
         )
         yield Chunk(piece, (tokens[-1],), completion)
 
-    def score(self, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0) -> Scored:
+    def score(
+        self, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0, own_tokens: int = 0
+    ) -> Scored:
         """What the model thinks of `answer`, given token by token. For measurements.
 
         Args:
             key_scale: multiplies the keys of all facts in the prompt, injected or not, as a temperature of the
                 attention to them.
+            own_tokens: also answer, greedily, in one line of at most so many tokens.
 
         Raises:
             PromptError: no answer, or what `generate` raises.
@@ -296,11 +300,26 @@ class TransformersEngine:
         for chunk in _chunks(ids[done:]):
             logits = self._forward(loaded, chunk, cache)
         seconds = time.perf_counter() - began
+        said = self._line(loaded, logits, copy.deepcopy(cache), own_tokens) if own_tokens else None
         rows = [logits]
         if len(answer) > 1:
             with self._lock:
                 rows += loaded.forward(answer[:-1], cache, last=len(answer) - 1).unbind()
-        return Scored(torch.stack(rows).log_softmax(-1), injection.tokens, injection.refused, seconds)
+        return Scored(torch.stack(rows).log_softmax(-1), injection.tokens, injection.refused, seconds, said)
+
+    def _line(self, loaded: _Loaded, logits: torch.Tensor, cache: DynamicCache, most: int) -> str:
+        """The likeliest continuation behind `cache`, up to the end of its line."""
+        text = Detokenizer(self.tokenizer, ("\n",))
+        for _ in range(most):
+            token = int(logits.argmax())
+            if token in loaded.end:
+                break
+            text.push(token)
+            if text.stopped:
+                break
+            logits = self._forward(loaded, [token], cache)
+        text.finish()
+        return text.text
 
     def _forward(self, loaded: _Loaded, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
         with self._lock:
@@ -499,12 +518,14 @@ class Scored:
         injected_tokens: tokens of the prompt whose keys and values came from blobs.
         refused: why not all that were asked for.
         ttft_s: seconds until the first place of the answer was known.
+        said: its own answer, if one was asked for.
     """
 
     logprobs: torch.Tensor
     injected_tokens: int
     refused: str | None
     ttft_s: float
+    said: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

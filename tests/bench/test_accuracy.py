@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ import torch
 
 from inferscale_memory.bench.accuracy import command, locomo
 from inferscale_memory.bench.accuracy.asking import Asker, arranged, score
+from inferscale_memory.bench.accuracy.blobs import Blobs
 from inferscale_memory.bench.accuracy.encodings import Material, encoding
+from inferscale_memory.bench.accuracy.judge import Judge
 from inferscale_memory.bench.accuracy.measures import (
     divergence,
     exact_match,
@@ -25,9 +29,10 @@ from inferscale_memory.bench.accuracy.measures import (
 )
 from inferscale_memory.bench.accuracy.settings import NONE, Setting, grid
 from inferscale_memory.bench.accuracy.summary import rows
+from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.engine.transformers import TransformersEngine
-from inferscale_memory.errors import ConfigurationError
-from inferscale_memory.prompt import Prompt, Segment
+from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.prompt import Prompt, PromptTemplate, Segment
 from tests.memory.hashing import HashingEmbedder
 from tests.models import tiny_model
 
@@ -176,6 +181,8 @@ def material(conversation: locomo.Conversation) -> Material:
         ("near:6:known", True, [3, 2, 1, 0]),
         ("near:3,2", True, [1, 0, 2, 3]),
         ("near:2:two", True, [2, 1, 0]),
+        ("stacked:3", True, [2, 1, 0]),
+        ("stacked:3:two", True, [2, 1, 0]),
     ],
 )
 def test_what_stands_before_the_fifth_fact(
@@ -243,7 +250,9 @@ def test_a_budget_keeps_the_latest(engine: TransformersEngine, conversation: loc
     some, everything = (found[f"injected chain chronological all {budget}"] for budget in (60, 10_000))
     assert 0 < some[0]["injected_tokens"] < everything[0]["injected_tokens"]
     assert max(record["kl"] for record in some) < 1e-6
-    assert asker.costs["chain"].tokens < 3 * everything[0]["injected_tokens"], "one pass for a whole chain"
+    assert asker.blobs.costs["chain"].tokens < 3 * everything[0]["injected_tokens"], (
+        "one pass for a whole chain"
+    )
 
 
 def test_what_stands_as_text_is_not_injected(
@@ -258,9 +267,82 @@ def test_what_stands_as_text_is_not_injected(
     assert {record["prompt_tokens"] for name in names for record in found[name][:1]} == {
         found["text best-last k=5"][0]["prompt_tokens"]
     }
-    cost = asker.costs["preamble"]
+    cost = asker.blobs.costs["preamble"]
     assert cost.own_tokens < cost.tokens
     assert cost.facts <= 9, "a fact is encoded once, however often it is asked for"
+
+
+def test_blobs_that_stand_on_all_before_them_are_a_chain(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    """With as many neighbours as there are facts, the most similar last, but the chain's order: the same tokens."""
+    by_place = np.tile(np.arange(9, dtype=np.float32), (9, 1))
+    template = PromptTemplate(engine.tokenizer)
+    ids = [template.fact_ids(fact.line) for fact in conversation.facts]
+    blobs = Blobs(engine, "ada", Material(conversation.facts, by_place), ids, template.encode_preamble)
+    stacked = blobs.keys(encoding("stacked:9"), [8, 5])
+    chain = blobs.keys(encoding("chain"), list(range(9)))
+    before = Segment(template.encode_preamble, blobs.preamble)
+    prompts = [
+        Prompt("ada", (before, *(Segment(ids[place], keys[place]) for place in (5, 8)), Segment((9, 8, 7))))
+        for keys in (stacked, chain)
+    ]
+    assert set(stacked.values()).isdisjoint(chain.values()), "what they stand on is in their keys"
+    ours, theirs = (score(engine, prompt, [50, 60]) for prompt in prompts)
+    assert ours.injected_tokens == theirs.injected_tokens == len(prompts[0].ids) - 3
+    assert torch.allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    cost = blobs.costs["stacked:9"]
+    assert (cost.facts, cost.tokens) == (9, cost.own_tokens), "each was read once, and nothing else"
+    assert blobs.keys(encoding("stacked:9"), [8, 5]) == stacked
+    assert blobs.costs["stacked:9"] == cost
+
+
+def test_two_levels_stand_on_blobs_that_stand_on_nothing(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    settings = grid(encodings=["stacked:2:two"], orders=["best-last"], ms=[0], ks=[9])
+    _, asker = asked(engine, conversation, settings)
+    assert asker.blobs.costs["preamble"].tokens > asker.blobs.costs["preamble"].own_tokens
+    cost = asker.blobs.costs["stacked:2:two"]
+    assert (
+        cost.own_tokens
+        <= cost.tokens
+        < cost.own_tokens + 3 * len(PromptTemplate(engine.tokenizer).encode_preamble)
+    ), "only what has no neighbours is computed behind a preamble"
+
+
+def test_a_session_is_encoded_in_one_pass(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    settings = grid(encodings=["session", "window:3+"], orders=["chronological"], ms=[0], ks=[9])
+    found, asker = asked(engine, conversation, settings)
+    session, window = asker.blobs.costs["session"], asker.blobs.costs["window:3+"]
+    preamble = len(PromptTemplate(engine.tokenizer).encode_preamble)
+    assert session.tokens == session.own_tokens + 3 * preamble
+    assert window.tokens > session.tokens
+    first = found["injected session chronological k=9"][0]
+    assert first["injected_tokens"] > 0
+
+
+def test_an_answer_of_its_own_is_the_engines(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    prompt = Prompt("ada", (Segment(tuple(range(10, 40))),))
+    found = score(engine, prompt, [50, 60], own_tokens=6)
+    alone = engine.generate(prompt, SamplingOptions(max_tokens=6, stop=("\n",)))
+    assert found.said == alone.text
+    assert score(engine, prompt, [50, 60]).said is None
+    assert torch.equal(found.logprobs, score(engine, prompt, [50, 60]).logprobs)
+
+
+def test_a_gold_answer_begins_as_the_template_lets_it(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    asker = Asker(engine, HashingEmbedder(None), conversation, generate=False)
+    question = conversation.questions[0]
+    assert engine.tokenizer.decode(asker._answer(question)) in ("Miso", " Miso")
+    opened = engine.tokenizer.decode(asker._template.plain(asker._messages(question)))
+    assert engine.tokenizer.decode(asker._answer(question)).startswith(" ") is not opened[-1].isspace()
 
 
 def test_scaled_keys_change_both_paths_alike(
@@ -369,6 +451,87 @@ def test_the_command_resumes_reports_and_draws(
     assert command.main([*arguments, "--report"]) == 0
     with pytest.raises(ConfigurationError, match="pass another --out"):
         command.main([*arguments, "--dtype", "bfloat16"])
+
+
+class Bench(BaseHTTPRequestHandler):
+    """Speaks chat completions and judges by letters: a stand-in for a model, which no test here can run."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+    says = "RIGHT"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
+        told = body["messages"][-1]["content"]
+        text = self.says if "Miso" in told else "Hm. It says nothing of that: WRONG"
+        reply = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def bench() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Bench)
+    Bench.asked, Bench.says = [], "RIGHT"
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_answers_are_judged_once(
+    bench: str, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferscale_memory.bench.machine.embedder", lambda: HashingEmbedder(None))
+    monkeypatch.setenv("INFERSCALE_JUDGE_KEY", "secret")
+    report = tmp_path / "rows.json"
+    arguments = ["--data", str(data), "--out", str(tmp_path / "out"), "--model", str(model), "--k", "3"]
+    arguments += ["--blob-bytes", str(1 << 26), "--encodings", "preamble", "--orders", "best-last"]
+    assert command.main([*arguments, "--generate"]) == 0
+    judged = [*arguments, "--generate", "--report", "--judge", bench, "--json", str(report)]
+    with pytest.raises(ConfigurationError, match="pass --judge-model"):
+        command.main(judged)
+    assert command.main([*judged, "--judge-model", "judge"]) == 0
+    asked = list(Bench.asked)
+    said = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    answers = [record for record in said if (record.get("said") or "").strip()]
+    assert 0 < len(asked) == len(answers)
+    assert {(one["path"], one["key"], one["model"]) for one in asked} == {
+        ("/v1/chat/completions", "Bearer secret", "judge")
+    }
+    about_cat = [record for record in answers if record["question"] == "conv-1 0"]
+    right = {record["setting"] for record in about_cat}
+    for row in json.loads(report.read_text())["rows"]:
+        assert row["judge"] == (0.25 if row["name"] in right else 0.0), "one question in four names the cat"
+    assert command.main([*judged, "--judge-model", "judge"]) == 0
+    assert Bench.asked == asked, "nothing is judged twice"
+
+
+def test_a_judge_that_gives_no_verdict(bench: str) -> None:
+    with Judge(bench, "judge") as judge:
+        assert judge.verdict("What is the cat called?", "Miso", "miso") == 1.0
+        assert judge.verdict("Where?", "Porto", "Lisbon") == 0.0
+        assert judge.verdict("Where?", "Porto", "  ") == 0.0
+        assert len(Bench.asked) == 2, "silence is wrong, whoever judges"
+        Bench.says = "I would rather not say"
+        with pytest.raises(EngineError, match="neither RIGHT nor WRONG"):
+            judge.verdict("What is the cat called?", "Miso", "miso")
+    with Judge("http://127.0.0.1:9", "judge") as judge, pytest.raises(EngineError, match="gave no answer"):
+        judge.verdict("Where?", "Porto", "Lisbon")
+
+
+def test_a_setting_that_was_never_asked_has_no_row() -> None:
+    settings = grid(encodings=["alone"], orders=["best-last", "chronological"], ms=[0], ks=[2])
+    record = {"question": "1", "category": 4, "nll": 1.0, "kl": 0.0, "ttft_ms": 1.0}
+    record |= {"injected_tokens": 1, "prompt_tokens": 2}
+    records = [{"setting": name, **record} for name in ("none", "text best-last k=2")]
+    assert [row["name"] for row in rows(settings, records)] == ["none", "text best-last k=2"]
 
 
 def test_rows_are_about_the_same_questions() -> None:

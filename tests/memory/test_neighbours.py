@@ -211,7 +211,9 @@ def test_what_goes_into_a_fact_through_others_is_forgotten_too(
             under.add(key(memory, fact))
             tainted[fact] = key(memory, fact)
     assert len(tainted) == 3, "every one stands on the first, be it through others"
-    assert any(facts[0] not in encoded(engine, fact) for fact in tainted), "one of them does so through others"
+    assert any(facts[0] not in encoded(engine, fact) for fact in tainted), (
+        "one of them does so through others"
+    )
     memory.delete(first)
     memory.flush()
     assert engine.at_hand("user:ada", [*under]) == set()

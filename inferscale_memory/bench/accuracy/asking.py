@@ -116,18 +116,17 @@ class Asker:
         if setting.path == "text" and setting.order != "best-last":
             first = references.get(Setting("text", "", "best-last", 0, setting.k))
             record["kl_best_last"] = None if first is None else divergence(first, scored.logprobs)
-        if self._generate:
-            options = SamplingOptions(max_tokens=ANSWER_TOKENS, stop=("\n",))
-            said = self._engine.generate(self._prompt(question, setting, ranked), options).text
+        if scored.said is not None:
             record |= {
-                "said": said,
-                "f1": token_f1(said, question.answer),
-                "em": exact_match(said, question.answer),
+                "said": scored.said,
+                "f1": token_f1(scored.said, question.answer),
+                "em": exact_match(scored.said, question.answer),
             }
         return record
 
     def _score(self, prompt: Prompt, answer: Sequence[int], setting: Setting) -> Scores:
-        scored = score(self._engine, prompt, answer, key_scale=setting.key_scale)
+        own = ANSWER_TOKENS if self._generate else 0
+        scored = score(self._engine, prompt, answer, key_scale=setting.key_scale, own_tokens=own)
         if setting.path == "injected" and not scored.injected_tokens:
             raise EngineError(f"nothing was injected ({scored.refused}): give the engine more room for blobs")
         return scored
@@ -188,26 +187,31 @@ def arranged(chosen: Sequence[int], order: str, facts: Sequence[Fact]) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a model thinks of an answer. `logprobs`: [answer tokens, vocab], float32."""
+    """What a model thinks of an answer, and its own. `logprobs`: [answer tokens, vocab], float32."""
 
     logprobs: torch.Tensor
     injected_tokens: int
     prompt_tokens: int
     refused: str | None
     ttft_s: float
+    said: str | None
 
 
-def score(engine: Engine, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0) -> Scores:
-    """Log-probabilities over each place of `answer`. An engine that cannot score is asked for one token after the
-    other.
+def score(
+    engine: Engine, prompt: Prompt, answer: Sequence[int], *, key_scale: float = 1.0, own_tokens: int = 0
+) -> Scores:
+    """Log-probabilities over each place of `answer`, and with `own_tokens` the engine's own answer, greedy, one line
+    of at most so many tokens. An engine that cannot score is asked for one token after the other.
 
     Raises:
         ConfigurationError: keys scaled on an engine that cannot.
     """
     own = getattr(engine, "score", None)
     if own is not None:
-        found = own(prompt, answer, key_scale=key_scale)
-        return Scores(found.logprobs, found.injected_tokens, len(prompt.ids), found.refused, found.ttft_s)
+        found = own(prompt, answer, key_scale=key_scale, own_tokens=own_tokens)
+        return Scores(
+            found.logprobs, found.injected_tokens, len(prompt.ids), found.refused, found.ttft_s, found.said
+        )
     if key_scale != 1.0:
         raise ConfigurationError("only the transformers engine scales keys: use --engine transformers")
     rows, first = [], None
@@ -223,6 +227,9 @@ def score(engine: Engine, prompt: Prompt, answer: Sequence[int], *, key_scale: f
     assert first is not None, "an answer has at least one token"
     longest = max(len(row) for row in rows)
     padded = [torch.nn.functional.pad(row, (0, longest - len(row)), value=-torch.inf) for row in rows]
+    said = None
+    if own_tokens:
+        said = engine.generate(prompt, SamplingOptions(max_tokens=own_tokens, stop=("\n",))).text
     return Scores(
-        torch.stack(padded), first.injected_tokens, first.prompt_tokens, first.refused, first.ttft_s
+        torch.stack(padded), first.injected_tokens, first.prompt_tokens, first.refused, first.ttft_s, said
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from rich.table import Table
 
 from inferscale_memory.bench.accuracy import locomo
+from inferscale_memory.bench.accuracy.judge import Judge, unjudged
 from inferscale_memory.bench.accuracy.settings import ORDERS, Setting, grid
 from inferscale_memory.bench.accuracy.summary import rows
 from inferscale_memory.errors import ConfigurationError
@@ -38,7 +40,10 @@ def main(argv: Sequence[str] = ()) -> int:
     log = Log(options.out, _about(options))
     if not options.report:
         _run(options, conversations, settings, log)
-    records = [record for record in log.records if record["conversation"] in {c.name for c in conversations}]
+    if options.judge:
+        _judge(options, conversations, settings, log)
+    among = {conversation.name for conversation in conversations}
+    records = [record for record in log.records if record["conversation"] in among]
     found = rows(settings, records, seed=options.seed)
     if not found:
         raise ConfigurationError("no question is answered along every path yet: run without --report")
@@ -66,6 +71,7 @@ class Log:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "records.jsonl"
         self.records: list[dict[str, Any]] = []
+        self.verdicts: dict[tuple[str, str], float] = {}
         self._costs: dict[str, list[float]] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         if not lines:
@@ -80,7 +86,7 @@ class Log:
                 continue
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keep a record, or what encoding has cost."""
+        """Keep a record, what encoding has cost, or a verdict on a record."""
         self._write(record)
         self._take(record)
 
@@ -102,7 +108,13 @@ class Log:
         }
 
     def _take(self, record: dict[str, Any]) -> None:
-        if "cost" in record:
+        if "verdict" in record:
+            name = (record["verdict"], record["question"])
+            self.verdicts[name] = record["right"]
+            for judged in self.records:
+                if (judged["setting"], judged["question"]) == name:
+                    judged["judge"] = record["right"]
+        elif "cost" in record:
             before = self._costs.get(record["cost"], [0.0] * 4)
             self._costs[record["cost"]] = [a + b for a, b in zip(before, record["spent"], strict=True)]
         else:
@@ -150,6 +162,31 @@ def _run(
             asker.blobs.costs.clear()
 
 
+def _judge(
+    options: argparse.Namespace,
+    conversations: Sequence[locomo.Conversation],
+    settings: Sequence[Setting],
+    log: Log,
+) -> None:
+    """Verdicts on all answers that have none."""
+    if not options.judge_model:
+        raise ConfigurationError("a judge needs a model: pass --judge-model")
+    asked = {question.name: question for conversation in conversations for question in conversation.questions}
+    wanted = {setting.name for setting in settings}
+    todo = [
+        record
+        for record in unjudged(log.records, log.verdicts)
+        if record["question"] in asked and record["setting"] in wanted
+    ]
+    key = os.environ.get("INFERSCALE_JUDGE_KEY", "")
+    with _bar(len(todo), "Judging") as advance, Judge(options.judge, options.judge_model, key) as judge:
+        for record in todo:
+            question = asked[record["question"]]
+            right = judge.verdict(question.text, question.answer, record["said"])
+            log.add({"verdict": record["setting"], "question": record["question"], "right": right})
+            advance(1)
+
+
 def _about(options: argparse.Namespace) -> dict[str, Any]:
     """What must be the same for two records to be comparable."""
     return {
@@ -163,7 +200,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 
 def _show(found: Sequence[Mapping[str, Any]]) -> None:
     table = Table(title=f"{found[0]['questions']} questions", title_justify="left", box=None)
-    for name in ("setting", "NLL", "recovered", "95%", "KL to text", "F1", "TTFT ms", "injected"):
+    for name in ("setting", "NLL", "recovered", "95%", "KL to text", "F1", "judge", "TTFT ms", "injected"):
         table.add_column(name, justify="left" if name == "setting" else "right")
     for row in found:
         low, high = row.get("recovered_ci", (None, None))
@@ -174,6 +211,7 @@ def _show(found: Sequence[Mapping[str, Any]]) -> None:
             "" if low is None else f"{_percent(low)}-{_percent(high)}",
             _number(row["kl"]),
             _number(row["f1"]),
+            _percent(row["judge"]),
             f"{row['ttft_ms']:.0f}",
             f"{row['injected_tokens']:.0f}",
         )
@@ -191,7 +229,7 @@ def _number(value: float | None) -> str:
 class _bar:  # noqa: N801  # a context manager, used like a function
     """A bar on stderr; calling it moves it on."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, what: str = "Asking") -> None:
         columns = (
             *Progress.get_default_columns()[:2],
             MofNCompleteColumn(),
@@ -199,7 +237,7 @@ class _bar:  # noqa: N801  # a context manager, used like a function
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task("Asking", total=total)
+        self._task = self._progress.add_task(what, total=total)
 
     def __enter__(self) -> _bar:
         self._progress.start()
@@ -249,6 +287,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--generate", action="store_true", help="answers too, for F1 and exact match (slower)"
     )
+    parser.add_argument(
+        "--judge", metavar="URL", help="base of an OpenAI-compatible API that judges the answers"
+    )
+    parser.add_argument("--judge-model", metavar="NAME", help="its model; its key is INFERSCALE_JUDGE_KEY")
     parser.add_argument("--report", action="store_true", help="only report what is there")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     parser.add_argument("--plots", type=Path, help="folder for a PNG and an HTML page")

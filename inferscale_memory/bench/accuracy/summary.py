@@ -64,7 +64,7 @@ def _row(
         "injected_tokens": median(column(setting, "injected_tokens")),
         "prompt_tokens": median(column(setting, "prompt_tokens")),
     }
-    for name in ("kl", "kl_best_last", "f1", "em"):
+    for name in ("kl", "kl_best_last", "f1", "em", "judge"):
         found = [record.get(name) for record in mine]
         row[name] = None if any(value is None for value in found) else mean(found)  # type: ignore[type-var]
     text = best_text(
@@ -84,10 +84,13 @@ def _row(
         "nll_difference": mean(differences),
         "nll_difference_ci": list(mean_interval(differences, seed=seed)),
     }
-    if row["f1"] is not None:
-        differences = [a - b for a, b in zip(column(setting, "f1"), column(text, "f1"), strict=True)]
-        row |= {
-            "f1_difference": mean(differences),
-            "f1_difference_ci": list(mean_interval(differences, seed=seed)),
-        }
+    for name in ("f1", "judge"):
+        if row[name] is not None and all(
+            table[text.name][question].get(name) is not None for question in questions
+        ):
+            differences = [a - b for a, b in zip(column(setting, name), column(text, name), strict=True)]
+            row |= {
+                f"{name}_difference": mean(differences),
+                f"{name}_difference_ci": list(mean_interval(differences, seed=seed)),
+            }
     return row
