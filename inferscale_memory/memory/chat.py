@@ -224,8 +224,7 @@ class Chat:
     ) -> list[dict[str, Any]]:
         text = question(conversation(messages))
         memory = self._with_memory()
-        k = self.default_k if k is None else k
-        if k < 1:
+        if (self.default_k if k is None else k) < 1:
             checked_scope(ids)
             return []
         found = await _ask(

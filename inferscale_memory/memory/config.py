@@ -49,6 +49,9 @@ class Injection:
             blobs are injected, so that hardly more than the fact's own tokens is computed.
         w: turns of context a fact is encoded behind, directly before it: with neighbours the last w; without, from w
             to 2w - 1 of them, or the whole session if shorter, and a session's facts share encodes.
+        whole: while all that the ids of a question remember fits so many tokens, all of it stands in the prompt, in the
+            order in which it was written, instead of the k nearest. Each fact is then encoded behind all before it, and
+            injecting them is exact. 0 for never.
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
@@ -61,6 +64,7 @@ class Injection:
     k: int = 20
     neighbours: int = 8
     w: int = 0
+    whole: int = 0
     session_gap: float = 3600.0
     text_last: int = 0
     order: str = "best_last"
@@ -68,7 +72,7 @@ class Injection:
     system: str = DEFAULT_SYSTEM
 
     def __post_init__(self) -> None:
-        for name in ("k", "neighbours", "w", "text_last"):
+        for name in ("k", "neighbours", "w", "whole", "text_last"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")

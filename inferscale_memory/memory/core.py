@@ -32,6 +32,7 @@ from inferscale_memory.memory.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.memory.telling import Telling
+from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
 
@@ -68,11 +69,13 @@ class Core:
         at_hand = AtHand()
         self.telling = Telling(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
+        self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.whole)
         near = Neighbours(
             self.journal,
             lambda: stores.vector_store,
             lambda: stores.embedding_model,
             self.injection.neighbours,
+            self.whole,
         )
         self.encoder = Encoder(
             self.journal,
@@ -80,7 +83,7 @@ class Core:
             at_hand,
             preambles,
             w=self.injection.w,
-            neighbours=near.of if self.injection.neighbours else None,
+            neighbours=near.of if self.injection.neighbours or self.injection.whole else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,

@@ -162,7 +162,6 @@ class Face(Generic[Session]):
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         core = operations.behind(self)
         search = partial(operations.search, self._kind, self, ids=ids, filters=filters)
-        k = core.injection.k if k is None else k
         session: Session = self._session(core, self._kind.wait, search, Scope.of(ids), k=k, system=system)
         return session
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import is_expired
 
 _LATER = 3
@@ -32,15 +33,23 @@ class Neighbours:
     """Of the facts in one store."""
 
     def __init__(
-        self, journal: Journal, store: Callable[[], Any], embedder: Callable[[], Embedder], n: int
+        self,
+        journal: Journal,
+        store: Callable[[], Any],
+        embedder: Callable[[], Embedder],
+        n: int,
+        whole: Whole,
     ) -> None:
         self._journal = journal
         self._store = store
         self._embedder = embedder
         self._n = n
+        self._whole = whole
 
     def of(self, fact: Fact) -> list[Fact]:
-        """At most n facts, the nearest last, as the journal knows them."""
+        """At most n facts, the nearest last, as the journal knows them; all earlier ones while they are taken whole."""
+        if self._whole.budget and (everything := self._whole.before(fact)) is not None:
+            return everything
         if self._n == 0:
             return []
         try:

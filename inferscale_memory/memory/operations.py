@@ -281,7 +281,7 @@ async def prepare(
     text = question(said)
     started = perf_counter()
     if memories is None:
-        memories = await search(kind, memory, text, ids, core.injection.k if k is None else k, filters)
+        memories = await search(kind, memory, text, ids, k, filters)
     search_s = perf_counter() - started
     return await kind.wait.call(
         core.recall.prepare,
@@ -296,14 +296,22 @@ async def prepare(
 
 
 async def search(
-    kind: Kind, memory: Any, text: str, ids: Ids, k: int, filters: Filters | None
+    kind: Kind, memory: Any, text: str, ids: Ids, k: int | None, filters: Filters | None
 ) -> Sequence[Result]:
     """mem0's own search for a prompt, without its threshold: k memories come if there are k. What has expired is put
-    away first, so that a conversation that shows it is composed anew."""
-    core = core_of(memory)
-    if core is not None:
-        await kind.wait.call(core.writes.expire)
+    away first, so that a conversation that shows it is composed anew.
+
+    Where the memory is taken whole while it fits, all of it comes, unless the call says which or how many."""
+    core = behind(memory)
+    await kind.wait.call(core.writes.expire)
     wanted = {**(filters or {}), **{name: value for name, value in ids.items() if value is not None}}
+    if core.whole.budget and k is None and not filters and Scope.of(ids).ids:
+        listing = kind.mem0.get_all(memory, filters=wanted, top_k=core.whole.most_rows)
+        listed = (await kind.wait.result(listing))["results"]
+        everything = await kind.wait.call(core.whole.in_order, listed)
+        if everything is not None:
+            return everything
+    k = core.injection.k if k is None else k
     token = _recalling.set(True)
     try:
         found = await kind.wait.result(memory.search(text, filters=wanted, top_k=k, threshold=0.0))

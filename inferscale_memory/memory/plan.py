@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from inferscale_memory.engine.base import BlobRef, EncodeRequest, Span
 from inferscale_memory.journal import Context, Fact, Journal, Turn
@@ -127,19 +128,18 @@ class Planner:
     ) -> Planned:
         """An encode of one fact behind its neighbours, the last of them nearest to it, and its last `w` turns.
 
-        Neighbours that have one of `blobs`, by id, are injected and stand first, behind the blob of the preamble; the
-        others are prefilled. What a turn says stands once; what does not fit is left out from the front.
+        Up to the first neighbour that has none of `blobs`, by id, they are injected, behind the blob of the preamble;
+        from there on they are prefilled. What a turn says stands once; what does not fit is left out from the front.
         """
         turns = self._turns_before(fact)
         spoken = {item.fact.fact for item in turns if item.fact is not None}
         near = [other for other in neighbours if other.fact not in spoken]
-        on = [other for other in near if preamble is not None and other.fact in blobs]
-        read = [other for other in near if other not in on]
-        group = [*map(self._fact_item, (*on, *read)), *turns, self._fact_item(fact)]
+        group = [*map(self._fact_item, near), *turns, self._fact_item(fact)]
         room = self._max_tokens - len(self._template.encode_preamble)
         while sum(len(item.ids) for item in group) > room:
             del group[0]
-        on = [other for other in on if any(item.fact is other for item in group)]
+        near = near[max(0, len(near) + len(turns) + 1 - len(group)) :]
+        on = list(takewhile(lambda other: other.fact in blobs, near)) if preamble is not None else []
         ids = [*self._template.encode_preamble, *(token for item in group for token in item.ids)]
         span = (len(ids) - len(group[-1].ids), len(ids))
         planned = self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)

@@ -90,14 +90,14 @@ class Recall:
         self._at_hand = at_hand
         self._preambles = preambles
         self._injection = injection
-        self._line_ids = lru_cache(maxsize=1 << 16)(self._tokenize)
+        self.line_ids = lru_cache(maxsize=1 << 16)(self._tokenize)
 
     def _tokenize(self, line: str) -> tuple[int, ...]:
         return self._engine.template.fact_ids(line)
 
     def forget_lines(self) -> None:
         """Drop the lines that are kept with their ids: some may be of facts that were just forgotten."""
-        self._line_ids.cache_clear()
+        self.line_ids.cache_clear()
 
     # -- before the answer -----------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Recall:
             words, owner = words_of(payload), Scope.of(payload).owner
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
             tag = fact_tag(owner, recalled.id)
-            found.append(Found(recalled, words, owner, tag, self._line_ids(words.line)))
+            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line)))
         found.sort(key=lambda item: item.recalled.id)
         found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
         found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)

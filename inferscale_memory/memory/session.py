@@ -27,7 +27,7 @@ _STAND_INS = ("yes", "no")
 class Search(Protocol):
     """mem0's search, scope and filters settled."""
 
-    async def __call__(self, *, text: str, k: int) -> Sequence[Result]: ...
+    async def __call__(self, *, text: str, k: int | None) -> Sequence[Result]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,14 @@ class Conversation:
     """
 
     def __init__(
-        self, core: Core, wait: Waiting, search: Search, scope: Scope, *, k: int, system: str | None = None
+        self,
+        core: Core,
+        wait: Waiting,
+        search: Search,
+        scope: Scope,
+        *,
+        k: int | None,
+        system: str | None = None,
     ) -> None:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._core = core
