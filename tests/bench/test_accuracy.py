@@ -255,6 +255,30 @@ def test_a_budget_keeps_the_latest(engine: TransformersEngine, conversation: loc
     )
 
 
+def test_as_many_facts_as_fit_a_budget_of_tokens(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    settings = grid(
+        encodings=["preamble"], orders=["best-last", "chronological"], ms=[0, 1], ks=[], tokens=[70, 10_000]
+    )
+    found, asker = asked(engine, conversation, settings)
+    sizes = [len(ids) for ids in asker._ids]
+    preamble = len(asker._template.encode_preamble)
+    for record in found["injected preamble best-last 70 tokens"]:
+        assert 0 < record["injected_tokens"] - preamble <= 70
+        assert record["injected_tokens"] - preamble > 70 - 2 * max(sizes), "as many as fit"
+    everything = found["injected preamble chronological 10000 tokens"]
+    assert {record["injected_tokens"] for record in everything} == {preamble + sum(sizes)}
+    assert all(record["kl_best_last"] >= 0 for record in found["text chronological 70 tokens"])
+    moved = found["injected preamble best-last 10000 tokens m=1"]
+    assert all(record["injected_tokens"] < preamble + sum(sizes) for record in moved)
+
+
+def test_facts_may_stand_without_their_dates(data: Path) -> None:
+    [found] = locomo.load(data, dated=False)
+    assert found.facts[0].line == "- Alice: I adopted a cat called Miso.\n"
+
+
 def test_what_stands_as_text_is_not_injected(
     engine: TransformersEngine, conversation: locomo.Conversation
 ) -> None:

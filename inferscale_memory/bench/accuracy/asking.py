@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ class Asker:
             "refused": scored.refused,
         }
         if setting.path == "text" and setting.order != "best-last":
-            first = references.get(Setting("text", "", "best-last", 0, setting.k))
+            first = references.get(replace(setting.plainest, order="best-last"))
             record["kl_best_last"] = None if first is None else divergence(first, scored.logprobs)
         if scored.said is not None:
             record |= {
@@ -138,7 +139,7 @@ class Asker:
         owner = self._conversation.name
         if setting.path == "none":
             return Prompt(owner, (Segment(self._template.plain(messages)),))
-        chosen = self._fitting(setting.budget) if setting.budget else list(ranked[: setting.k])
+        chosen = self._chosen(setting, ranked)
         places = arranged(chosen, setting.order, self._conversation.facts)
         keys: dict[int, str] = {}
         preamble = None
@@ -161,15 +162,16 @@ class Asker:
             )
         return composed.prompt
 
-    def _fitting(self, budget: int) -> list[int]:
-        """The latest facts that fit `budget` tokens, in the order they were said."""
-        places: list[int] = []
-        for place in reversed(range(len(self._ids))):
-            budget -= len(self._ids[place])
-            if budget < 0:
-                break
-            places.insert(0, place)
-        return places
+    def _chosen(self, setting: Setting, ranked: Sequence[int]) -> list[int]:
+        """Places of the facts that are to stand, the most relevant first; of a whole memory, as they were said."""
+        if setting.budget:
+            return self._fitting(range(len(self._ids))[::-1], setting.budget)[::-1]
+        return self._fitting(ranked, setting.tokens) if setting.tokens else list(ranked[: setting.k])
+
+    def _fitting(self, places: Sequence[int], budget: int) -> list[int]:
+        """The first of `places` that fit `budget` tokens together."""
+        sizes = accumulate(len(self._ids[place]) for place in places)
+        return [place for place, size in zip(places, sizes, strict=True) if size <= budget]
 
 
 def arranged(chosen: Sequence[int], order: str, facts: Sequence[Fact]) -> list[int]:

@@ -35,8 +35,9 @@ def main(argv: Sequence[str] = ()) -> int:
         ks=options.k,
         budgets=options.whole,
         key_scales=options.key_scale,
+        tokens=options.tokens,
     )
-    conversations = locomo.load(options.data, options.conversations, options.facts)
+    conversations = locomo.load(options.data, options.conversations, options.facts, dated=not options.undated)
     log = Log(options.out, _about(options))
     if not options.report:
         _run(options, conversations, settings, log)
@@ -193,7 +194,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
         "model": str(options.model or "demo"),
         "engine": options.engine,
         "dtype": options.dtype,
-        "facts": str(options.facts or "turns"),
+        "facts": f"{options.facts or 'turns'}{' undated' if options.undated else ''}",
         "generate": options.generate,
     }
 
@@ -279,7 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--m", type=int, nargs="+", default=[0], help="how many of the best stand as text, last"
     )
-    parser.add_argument("--k", type=int, nargs="+", default=[20])
+    parser.add_argument("--undated", action="store_true", help="facts' lines without their dates")
+    parser.add_argument("--k", type=int, nargs="*", default=[20], help="how many facts are recalled")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[], help="as many facts as fit so many tokens, instead of k"
+    )
     parser.add_argument(
         "--whole", type=int, nargs="+", default=[], metavar="TOKENS", help="budgets of whole memories"
     )

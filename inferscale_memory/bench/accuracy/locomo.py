@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class Fact:
 
     Attributes:
         session, place: which session it is from, and its number in the conversation: facts are in order.
+        dated: whether its line says when.
     """
 
     text: str
@@ -31,10 +32,11 @@ class Fact:
     when: datetime
     session: int
     place: int
+    dated: bool = True
 
     @property
     def line(self) -> str:
-        return fact_line(self.text, when=self.when, speaker=self.speaker or None)
+        return fact_line(self.text, when=self.when if self.dated else None, speaker=self.speaker or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,16 @@ class Conversation:
         return drawn if count is None else drawn[:count]
 
 
-def load(folder: Path, names: Sequence[str] = (), facts: Path | None = None) -> list[Conversation]:
+def load(
+    folder: Path, names: Sequence[str] = (), facts: Path | None = None, *, dated: bool = True
+) -> list[Conversation]:
     """Conversations of `folder`, in order of their names.
 
     Args:
         names: those to load, as `26` or `conv-26`; all when empty.
         facts: JSON of extracted facts to use instead of raw turns: {conversation: [{"text", "date", and if known
             "speaker", "session"}, ...]}, dates in ISO form.
+        dated: whether the facts' lines say when.
 
     Raises:
         ConfigurationError: no such files, or files of another form.
@@ -82,10 +87,10 @@ def load(folder: Path, names: Sequence[str] = (), facts: Path | None = None) -> 
     if not paths:
         raise ConfigurationError(f"{folder} holds no conversations: pass a folder of LoCoMo's conv-*.json")
     extracted = None if facts is None else _read(facts)
-    return [_conversation(path, extracted) for path in paths]
+    return [_conversation(path, extracted, dated) for path in paths]
 
 
-def _conversation(path: Path, extracted: Any) -> Conversation:
+def _conversation(path: Path, extracted: Any, dated: bool) -> Conversation:
     data = _read(path)
     try:
         turns = _turns(data.get("conversation", data))
@@ -102,7 +107,7 @@ def _conversation(path: Path, extracted: Any) -> Conversation:
         raise ConfigurationError(
             f"{path} is not a conversation of LoCoMo's ({type(error).__name__}: {error}): leave it out of the folder"
         ) from error
-    return Conversation(path.stem, tuple(turns), tuple(questions))
+    return Conversation(path.stem, tuple(replace(turn, dated=dated) for turn in turns), tuple(questions))
 
 
 def _turns(data: Mapping[str, Any]) -> list[Fact]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,7 @@ class Setting:
         order: one of `ORDERS`.
         m: how many of the best stand as text behind all others.
         k: how many are recalled; 0 without memory.
+        tokens: instead of k, as many of the most relevant as fit so many tokens.
         budget: tokens; then not k facts are recalled, but all of the latest that fit stand in the order they were said.
         key_scale: what the keys of facts are multiplied by.
     """
@@ -36,11 +37,13 @@ class Setting:
     k: int = 0
     budget: int = 0
     key_scale: float = 1.0
+    tokens: int = 0
 
     @property
     def name(self) -> str:
         """Short and unique."""
         many = f"all {self.budget}" if self.budget else f"k={self.k}"
+        many = f"{self.tokens} tokens" if self.tokens else many
         parts = [self.path, self.encoding, self.order, many if self.path != "none" else ""]
         parts += [f"m={self.m}" if self.m else "", f"x{self.key_scale:g}" if self.key_scale != 1.0 else ""]
         return " ".join(part for part in parts if part)
@@ -48,12 +51,12 @@ class Setting:
     @property
     def as_text(self) -> Setting:
         """The same prompt, read."""
-        return Setting("text", "", self.order, self._moved, self.k, self.budget, self.key_scale)
+        return replace(self, path="text", encoding="", m=self._moved)
 
     @property
     def plainest(self) -> Setting:
         """Text in the same order, nothing moved and nothing scaled."""
-        return Setting("text", "", self.order, 0, self.k, self.budget)
+        return replace(self, path="text", encoding="", m=0, key_scale=1.0)
 
     @property
     def _moved(self) -> int:
@@ -75,6 +78,7 @@ def grid(
     ks: Sequence[int],
     budgets: Sequence[int] = (),
     key_scales: Sequence[float] = (1.0,),
+    tokens: Sequence[int] = (),
 ) -> list[Setting]:
     """Every combination, with all the text paths that they are held against, and no memory; text first.
 
@@ -86,15 +90,22 @@ def grid(
             raise ConfigurationError(f"no order is called {order!r}: {', '.join(ORDERS)} are")
     for name in encodings:
         encoding(name)
-    if any(k < 1 for k in ks) or any(m < 0 for m in ms) or any(scale <= 0 for scale in key_scales):
-        raise ConfigurationError("k must be at least 1, m at least 0, and a scale above 0")
+    if (
+        any(count < 1 for count in (*ks, *tokens))
+        or any(m < 0 for m in ms)
+        or any(s <= 0 for s in key_scales)
+    ):
+        raise ConfigurationError("k and tokens must be at least 1, m at least 0, and a scale above 0")
+    recalled = [(k, 0) for k in ks] + [(0, count) for count in tokens]
     injected = [
-        Setting("injected", name, order, m, k, 0, scale)
-        for k, order, name, m, scale in product(ks, orders, encodings, ms, key_scales)
-        if m <= k and name != "chain"
+        Setting("injected", name, order, m, k, 0, scale, count)
+        for (k, count), order, name, m, scale in product(recalled, orders, encodings, ms, key_scales)
+        if (m <= k or count) and name != "chain"
     ]
     injected += [Setting("injected", "chain", "chronological", 0, 0, budget) for budget in budgets]
-    texts = [Setting("text", "", order, 0, k) for k, order in product(ks, orders)]
+    texts = [
+        Setting("text", "", order, 0, k, tokens=count) for (k, count), order in product(recalled, orders)
+    ]
     texts += [Setting("text", "", "chronological", 0, 0, budget) for budget in budgets]
     texts += [setting.as_text for setting in injected]
     return list(dict.fromkeys([NONE, *texts, *injected]))

@@ -32,13 +32,14 @@ def rows(
     return [_row(setting, table, settings, shared, seed) for setting in settings]
 
 
-def best_text(settings: Sequence[Setting], nll: Mapping[str, float], k: int, budget: int) -> Setting | None:
-    """The text path of that k (or budget) with the lowest NLL, whatever its order; nothing moved, nothing scaled."""
+def best_text(settings: Sequence[Setting], nll: Mapping[str, float], of: Setting) -> Setting | None:
+    """The text path that recalls as much as `of` with the lowest NLL, whatever its order; nothing moved, nothing
+    scaled."""
     texts = [
         setting
         for setting in settings
         if setting == setting.plainest
-        and (setting.k, setting.budget) == (k, budget)
+        and (setting.k, setting.budget, setting.tokens) == (of.k, of.budget, of.tokens)
         and setting.path == "text"
     ]
     return min(texts, key=lambda setting: nll[setting.name], default=None)
@@ -70,8 +71,7 @@ def _row(
     text = best_text(
         settings,
         {name: mean(r["nll"] for r in found.values()) for name, found in table.items()},
-        setting.k,
-        setting.budget,
+        setting,
     )
     if text is None or NONE.name not in table:
         return row
