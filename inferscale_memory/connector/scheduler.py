@@ -446,11 +446,9 @@ class SchedulerSide:
             return 0, False
         external = self._match_inject(encoding.base, cached)
         if external < encoding.based:
-            reason = (
-                "its nonce was used before"
-                if cached
-                else "what it stands on is not at hand; encode that first"
-            )
+            reason = "what it stands on is not at hand; encode that first"
+            if cached:
+                reason = "its nonce was used before, or it was preempted; encode again"
             self._fail(encoding, encoding.base.refused or reason)
             return 0, False
         return external, self._ahead
