@@ -219,6 +219,9 @@ def test_the_grid_has_what_every_setting_is_held_against() -> None:
         "the control: text with its best moved last"
     )
     assert Setting("text", "", "best-last", 2, 5) not in settings, "there they are last already"
+    apart = grid(encodings=["near:8"], orders=["best-last"], text_orders=["chronological"], ms=[0, 2], ks=[5])
+    assert {setting.path for setting in apart if setting.order == "chronological"} == {"text"}
+    assert Setting("text", "", "chronological", 2, 5) not in apart
     for bad in ({"orders": ["best"]}, {"encodings": ["x"]}, {"ks": [0]}, {"ms": [-1]}, {"key_scales": [0.0]}):
         options: dict[str, Any] = {"encodings": [], "orders": ["best-last"], "ms": [0], "ks": [1], **bad}
         with pytest.raises(ConfigurationError):
@@ -396,6 +399,19 @@ def test_what_is_known_is_not_asked_again(
         "its reference is made again"
     )
     assert list(asker.ask(question, settings, set(whole))) == []
+
+
+def test_a_run_that_goes_on_still_compares_the_orders_of_text(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    settings = grid(encodings=[], orders=["best-last", "chronological"], ms=[0], ks=[4])
+    asker = Asker(engine, HashingEmbedder(None), conversation, generate=False)
+    question = conversation.questions[0]
+    whole = {record["setting"]: record for record in asker.ask(question, settings, set())}
+    name = "text chronological k=4"
+    [again] = asker.ask(question, settings, set(whole) - {name})
+    assert again["kl_best_last"] == pytest.approx(whole[name]["kl_best_last"], abs=1e-6)
+    assert again["kl_best_last"] > 0
 
 
 def test_an_engine_that_cannot_score_is_asked_token_by_token(engine: TransformersEngine) -> None:

@@ -64,10 +64,9 @@ class Asker:
         ranked = self._ranked(question)
         answer = self._answer(question)
         references: dict[Setting, torch.Tensor] = {}
+        needed = {reference for setting in wanted for reference in setting.references}
         for setting in settings:
-            if setting.path == "text" and (
-                setting in wanted or any(other.as_text == setting for other in wanted)
-            ):
+            if setting.path == "text" and (setting in wanted or setting in needed):
                 scored = self._score(self._prompt(question, setting, ranked), answer, setting)
                 references[setting] = scored.logprobs
                 if setting in wanted:

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] = ()) -> int:
         budgets=options.whole,
         key_scales=options.key_scale,
         tokens=options.tokens,
+        text_orders=options.text_orders,
     )
     conversations = locomo.load(options.data, options.conversations, options.facts, dated=not options.undated)
     log = Log(options.out, _about(options))
@@ -277,6 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--orders", nargs="+", default=["best-last", "chronological"], metavar="|".join(ORDERS)
     )
+    parser.add_argument("--text-orders", nargs="+", default=[], metavar="ORDER", help="orders for text only")
     parser.add_argument(
         "--m", type=int, nargs="+", default=[0], help="how many of the best stand as text, last"
     )

@@ -54,6 +54,13 @@ class Setting:
         return replace(self, path="text", encoding="", m=self._moved)
 
     @property
+    def references(self) -> tuple[Setting, ...]:
+        """The text paths whose distributions it is compared with."""
+        if self.path == "text":
+            return (self.plainest, replace(self.plainest, order="best-last")) if not self.budget else ()
+        return (self.as_text,) if self.path == "injected" else ()
+
+    @property
     def plainest(self) -> Setting:
         """Text in the same order, nothing moved and nothing scaled."""
         return replace(self, path="text", encoding="", m=0, key_scale=1.0)
@@ -79,13 +86,17 @@ def grid(
     budgets: Sequence[int] = (),
     key_scales: Sequence[float] = (1.0,),
     tokens: Sequence[int] = (),
+    text_orders: Sequence[str] = (),
 ) -> list[Setting]:
     """Every combination, with all the text paths that they are held against, and no memory; text first.
+
+    Args:
+        text_orders: orders in which memories stand as text only.
 
     Raises:
         ConfigurationError: an order or an encoding that does not exist, or a count out of range.
     """
-    for order in orders:
+    for order in (*orders, *text_orders):
         if order not in ORDERS:
             raise ConfigurationError(f"no order is called {order!r}: {', '.join(ORDERS)} are")
     for name in encodings:
@@ -104,7 +115,8 @@ def grid(
     ]
     injected += [Setting("injected", "chain", "chronological", 0, 0, budget) for budget in budgets]
     texts = [
-        Setting("text", "", order, 0, k, tokens=count) for (k, count), order in product(recalled, orders)
+        Setting("text", "", order, 0, k, tokens=count)
+        for (k, count), order in product(recalled, (*orders, *text_orders))
     ]
     texts += [Setting("text", "", "chronological", 0, 0, budget) for budget in budgets]
     texts += [setting.as_text for setting in injected]
