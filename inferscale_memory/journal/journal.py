@@ -16,7 +16,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from threading import RLock
@@ -36,7 +36,7 @@ SESSION_GAP = timedelta(hours=1)
 
 _TURN = "number, ordinal, session, role, speaker, text, said_at"
 _FACT = "fact, owner, scope, tag, text, speaker, said_at, session, verbatim, expires"
-_ENTRY = "fact, owner, fingerprint, key, tokens, line"
+_ENTRY = "fact, owner, fingerprint, key, tokens, line, chained"
 _AMONG = "IN (SELECT value FROM json_each(?))"
 _PILE = f"""
 WITH RECURSIVE pile (fact, fingerprint) AS (
@@ -220,6 +220,18 @@ class Journal:
         """Ids of the facts of every scope that is `wanted`."""
         return self._within("facts", "fact", wanted)
 
+    def facts_before(self, fact: str, wanted: Callable[[str], bool], most: int) -> list[Fact] | None:
+        """The facts of every scope that is `wanted` that were written before `fact`, in order. None when there are more
+        than `most`."""
+        scopes = [row[0] for row in self._read("SELECT DISTINCT scope FROM facts") if wanted(row[0])]
+        earlier = f"scope {_AMONG} AND place < (SELECT place FROM facts WHERE fact = ?)"
+        names = self._read(
+            f"SELECT fact FROM facts WHERE {earlier} LIMIT ?", json.dumps(scopes), fact, most + 1
+        )
+        if len(names) > most:
+            return None
+        return self._facts(f"fact {_AMONG}", json.dumps([name for (name,) in names]))
+
     def expired(self, today: date) -> list[str]:
         """Ids of the facts whose last day has passed."""
         return [row[0] for row in self._read("SELECT fact FROM facts WHERE expires < ?", today.isoformat())]
@@ -294,41 +306,57 @@ class Journal:
                 "DELETE FROM ledger WHERE fact = ? AND fingerprint = ?", (entry.fact, entry.fingerprint)
             )
             db.execute(
-                f"INSERT INTO ledger ({_ENTRY}) VALUES (?, ?, ?, ?, ?, ?)",
-                (entry.fact, entry.owner, entry.fingerprint, entry.key, entry.tokens, entry.line),
+                f"INSERT INTO ledger ({_ENTRY}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                astuple(entry),
             )
-            held: list[tuple[str | None, int | None]] = [(other.fact, None) for other in context.facts]
-            held += [(None, turn) for turn in context.turns]
-            db.executemany(
-                "INSERT INTO held (fact, fingerprint, other, turn) VALUES (?, ?, ?, ?)",
-                [(entry.fact, entry.fingerprint, *what) for what in held],
-            )
-            db.executemany(
-                "INSERT OR IGNORE INTO stands (fact, fingerprint, base) VALUES (?, ?, ?)",
-                [(entry.fact, entry.fingerprint, base) for base in context.blobs],
-            )
+            self._note_made_of(db, entry, context)
             return True
 
+    def _note_made_of(self, db: sqlite3.Connection, entry: LedgerEntry, context: Context) -> None:
+        """What a blob was made of. A fact whose blob it stands on is found through that; and so is a blob that another
+        one it stands on stands on in turn."""
+        keys = json.dumps(context.blobs)
+        on = {base.fact for base in self._entries(f"key {_AMONG}", keys)}
+        held: list[tuple[str | None, int | None]] = [
+            (other.fact, None) for other in context.facts if other.fact not in on
+        ]
+        held += [(None, turn) for turn in context.turns]
+        db.executemany(
+            "INSERT INTO held (fact, fingerprint, other, turn) VALUES (?, ?, ?, ?)",
+            [(entry.fact, entry.fingerprint, *what) for what in held],
+        )
+        below = self._read(
+            f"SELECT base FROM stands JOIN ledger USING (fact, fingerprint) WHERE ledger.key {_AMONG}", keys
+        )
+        deeper = {row[0] for row in below}
+        db.executemany(
+            "INSERT OR IGNORE INTO stands (fact, fingerprint, base) VALUES (?, ?, ?)",
+            [(entry.fact, entry.fingerprint, base) for base in context.blobs if base not in deeper],
+        )
+
     def _inherit(self, db: sqlite3.Connection, entry: LedgerEntry) -> None:
-        """Another blob takes the place of the fact's old one: what stands on the old one is noted as made of what that
-        was made of."""
+        """Another blob takes the place of the fact's old one: what stands on the old one is noted as made of the fact
+        and of what that was made of, everything once."""
         for old in self._entries("fact = ? AND fingerprint = ?", entry.fact, entry.fingerprint):
             if old.key == entry.key:
                 continue
-            whose = (old.fact, old.fingerprint, old.key)
+            whose = {"fact": old.fact, "fingerprint": old.fingerprint, "key": old.key}
             db.execute(
                 "INSERT INTO held (fact, fingerprint, other, turn)"
-                " SELECT above.fact, above.fingerprint, below.other, below.turn FROM stands AS above, held AS below"
-                " WHERE below.fact = ? AND below.fingerprint = ? AND above.base = ?",
+                " SELECT above.fact, above.fingerprint, below.other, below.turn FROM stands AS above,"
+                " (SELECT other, turn FROM held WHERE fact = :fact AND fingerprint = :fingerprint"
+                "  UNION SELECT :fact, NULL) AS below"
+                " WHERE above.base = :key AND NOT EXISTS (SELECT 1 FROM held AS own WHERE own.fact = above.fact AND"
+                " own.fingerprint = above.fingerprint AND own.other IS below.other AND own.turn IS below.turn)",
                 whose,
             )
             db.execute(
                 "INSERT OR IGNORE INTO stands (fact, fingerprint, base)"
                 " SELECT above.fact, above.fingerprint, below.base FROM stands AS above, stands AS below"
-                " WHERE below.fact = ? AND below.fingerprint = ? AND above.base = ?",
+                " WHERE below.fact = :fact AND below.fingerprint = :fingerprint AND above.base = :key",
                 whose,
             )
-            db.execute("DELETE FROM stands WHERE base = ?", (old.key,))
+            db.execute("DELETE FROM stands WHERE base = :key", whose)
 
     def ledger(self, ids: Iterable[str], fingerprint: str) -> dict[str, LedgerEntry]:
         """The blobs of those of `ids` that have one under `fingerprint`."""
@@ -358,13 +386,12 @@ class Journal:
         return said == len(context.turns) and all(known.get(fact.fact) == fact for fact in context.facts)
 
     def _entries(self, condition: str, *values: str) -> list[LedgerEntry]:
-        return [
-            LedgerEntry(*row) for row in self._read(f"SELECT {_ENTRY} FROM ledger WHERE {condition}", *values)
-        ]
+        rows = self._read(f"SELECT {_ENTRY} FROM ledger WHERE {condition}", *values)
+        return [_entry(row) for row in rows]
 
     def _pile(self, condition: str, *values: str) -> list[LedgerEntry]:
         """The entries for which `condition` holds, and all whose blobs stand on theirs."""
-        return [LedgerEntry(*row) for row in self._read(_PILE.format(condition), *values)]
+        return [_entry(row) for row in self._read(_PILE.format(condition), *values)]
 
     def _strike(self, db: sqlite3.Connection, entries: Iterable[LedgerEntry]) -> None:
         db.executemany(
@@ -534,6 +561,11 @@ def _redact(db: sqlite3.Connection, turns: Iterable[int]) -> None:
 def _turn(row: Any) -> Turn:
     number, ordinal, session, role, speaker, text, said_at = row
     return Turn(number, ordinal, session, role, speaker, text, _when(said_at))
+
+
+def _entry(row: Any) -> LedgerEntry:
+    fact, owner, fingerprint, key, tokens, line, chained = row
+    return LedgerEntry(fact, owner, fingerprint, key, tokens, line, bool(chained))
 
 
 def _iso(when: datetime | None) -> str | None:

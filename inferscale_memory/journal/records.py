@@ -94,6 +94,7 @@ class LedgerEntry:
         fingerprint: of the model that made it.
         key, tokens: as the engine computed them.
         line: digest of the line it was made of; another line needs another blob.
+        chained: whether it was made behind all facts before it, in the order in which they were written.
     """
 
     fact: str
@@ -102,6 +103,7 @@ class LedgerEntry:
     key: str
     tokens: int
     line: str
+    chained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,7 @@ CREATE TABLE owed (
 """,
     """
 ALTER TABLE ledger ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ledger ADD COLUMN chained INTEGER NOT NULL DEFAULT 0;
 
 CREATE TABLE stands (
     fact        TEXT NOT NULL,
@@ -184,7 +185,8 @@ CREATE TABLE stands (
     PRIMARY KEY (fact, fingerprint, base),
     FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX stands_by_base ON stands (base)
+CREATE INDEX stands_by_base ON stands (base);
+CREATE INDEX facts_by_scope ON facts (scope, place)
 """,
 )
 FORMAT = len(STEPS)

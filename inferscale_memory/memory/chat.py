@@ -224,7 +224,8 @@ class Chat:
     ) -> list[dict[str, Any]]:
         text = question(conversation(messages))
         memory = self._with_memory()
-        if (self.default_k if k is None else k) < 1:
+        whole = k is None and operations.behind(memory).injection.whole
+        if not whole and (self.default_k if k is None else k) < 1:
             checked_scope(ids)
             return []
         found = await _ask(

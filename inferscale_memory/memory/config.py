@@ -50,8 +50,9 @@ class Injection:
         w: turns of context a fact is encoded behind, directly before it: with neighbours the last w; without, from w
             to 2w - 1 of them, or the whole session if shorter, and a session's facts share encodes.
         whole: while all that the ids of a question remember fits so many tokens, all of it stands in the prompt, in the
-            order in which it was written, instead of the k nearest. Each fact is then encoded behind all before it, and
-            injecting them is exact. 0 for never.
+            order in which it was written, instead of the k nearest. Each fact is then encoded behind all before it
+            that carry its ids, and injecting them is exact where the conversation has no system text of its own. 0 for
+            never.
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.

@@ -83,7 +83,7 @@ class Core:
             at_hand,
             preambles,
             w=self.injection.w,
-            neighbours=near.of if self.injection.neighbours or self.injection.whole else None,
+            neighbours=near if self.injection.neighbours or self.injection.whole else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,

@@ -17,6 +17,7 @@ from inferscale_memory.errors import EngineError
 from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.plan import Planned, Planner, fact_words
 from inferscale_memory.memory.stacking import waves
 from inferscale_memory.prompt import PUBLIC_OWNER
@@ -46,7 +47,7 @@ class Encoder:
         preambles: Preambles,
         *,
         w: int,
-        neighbours: Callable[[Fact], Sequence[Fact]] | None,
+        neighbours: Neighbours | None,
         check: Callable[[Sequence[str]], None],
         expire: Callable[[], None],
         forget: Callable[[Sequence[Owed]], None],
@@ -150,7 +151,9 @@ class Encoder:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None
-            batch = {fact: self._waiting.pop(fact) for fact in list(self._waiting)[:BATCH]}
+            places = self._journal.places(self._waiting)  # those go first that others may stand on
+            first = sorted(self._waiting, key=lambda fact: places.get(fact, 0))[:BATCH]
+            batch = {fact: self._waiting.pop(fact) for fact in first}
             self._working = len(batch)
             self._changed.notify_all()
             return batch
@@ -178,15 +181,11 @@ class Encoder:
         if self._neighbours is None:
             self._carry_out(engine, planner.plan(facts))
             return
-        for wave in waves(facts, self._neighbours):
+        for wave in waves([self._neighbours.of(fact) for fact in facts]):
             preamble = self._preamble(engine)
             known = {other.fact: other for near in wave for other in near.neighbours}
-            blobs = {
-                name: BlobRef(entry.key, entry.tokens) for name, entry in self._blobs(engine, known).items()
-            }
-            self._carry_out(
-                engine, [planner.among(near.fact, near.neighbours, preamble, blobs) for near in wave]
-            )
+            blobs = self._blobs(engine, known)
+            self._carry_out(engine, [planner.among(near, preamble, blobs) for near in wave])
 
     def _preamble(self, engine: Engine) -> BlobRef | None:
         """The blob of what every fact is encoded behind."""
@@ -218,13 +217,17 @@ class Encoder:
         wanted = []
         for fact in facts.values():
             tried = self._attempts.get((fact.fact, fact_words(fact).digest), 0)
-            if fact.fact in kept or tried >= _ATTEMPTS:
+            if tried >= _ATTEMPTS or (fact.fact in kept and not self._outgrown(kept[fact.fact], fact)):
                 continue
             if planner.fits(fact):
                 wanted.append(fact)
             else:
                 self._fail(fact, f"it has more tokens than one encode can hold ({engine.max_model_len})")
         return wanted
+
+    def _outgrown(self, entry: LedgerEntry, fact: Fact) -> bool:
+        """Whether a blob that is at hand was made behind something else than all facts before it, and should not be."""
+        return self._neighbours is not None and not entry.chained and self._neighbours.chained(fact)
 
     def _blobs(self, engine: Engine, facts: Mapping[str, Fact]) -> dict[str, LedgerEntry]:
         """By id, the blobs of these facts that are at hand. Of those that are not, the journal is told."""
@@ -250,8 +253,9 @@ class Encoder:
         late = []
         for kept, ref in zip(plan.kept, result.refs, strict=True):
             fact = kept.fact
+            line = fact_words(fact).digest
             entry = LedgerEntry(
-                fact.fact, fact.owner, engine.fingerprint, ref.key, ref.tokens, fact_words(fact).digest
+                fact.fact, fact.owner, engine.fingerprint, ref.key, ref.tokens, line, kept.chained
             )
             if self._journal.enter_blob(entry, fact, kept.context):
                 self._at_hand.add([ref.key])

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.memory.stacking import Near
 from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import is_expired
 
@@ -46,12 +47,18 @@ class Neighbours:
         self._n = n
         self._whole = whole
 
-    def of(self, fact: Fact) -> list[Fact]:
+    def of(self, fact: Fact) -> Near:
         """At most n facts, the nearest last, as the journal knows them; all earlier ones while they are taken whole."""
-        if self._whole.budget and (everything := self._whole.before(fact)) is not None:
-            return everything
-        if self._n == 0:
-            return []
+        everything = self._whole.before(fact)
+        if everything is not None:
+            return Near(fact, tuple(everything), whole=True)
+        return Near(fact, tuple(self._nearest(fact)) if self._n else ())
+
+    def chained(self, fact: Fact) -> bool:
+        """Whether the fact is to be encoded behind all before it."""
+        return self._whole.before(fact) is not None
+
+    def _nearest(self, fact: Fact) -> list[Fact]:
         try:
             vector = self._embedder().embed(fact.text, "search")
             found = self._store().search(

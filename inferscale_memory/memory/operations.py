@@ -306,7 +306,8 @@ async def search(
     await kind.wait.call(core.writes.expire)
     wanted = {**(filters or {}), **{name: value for name, value in ids.items() if value is not None}}
     if core.whole.budget and k is None and not filters and Scope.of(ids).ids:
-        listing = kind.mem0.get_all(memory, filters=wanted, top_k=core.whole.most_rows)
+        # mem0 lists a number of rows and leaves out what of these has expired: there may be more.
+        listing = kind.mem0.get_all(memory, filters=wanted, top_k=core.whole.most_rows, show_expired=True)
         listed = (await kind.wait.result(listing))["results"]
         everything = await kind.wait.call(core.whole.in_order, listed)
         if everything is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from inferscale_memory.engine.base import BlobRef, EncodeRequest, Span
-from inferscale_memory.journal import Context, Fact, Journal, Turn
+from inferscale_memory.journal import Context, Fact, Journal, LedgerEntry, Turn
 from inferscale_memory.memory.scope import turn_tag
+from inferscale_memory.memory.stacking import Near
 from inferscale_memory.memory.words import Words
 from inferscale_memory.prompt import EncodePlan, PromptTemplate, plan_session
 from inferscale_memory.prompt import Turn as Line
@@ -21,10 +22,11 @@ from inferscale_memory.prompt import Turn as Line
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A fact whose blob one encode yields, and what that blob's window holds."""
+    """A fact whose blob one encode yields, and what that blob's window holds; `chained`: all facts before it."""
 
     fact: Fact
     context: Context
+    chained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,36 +125,39 @@ class Planner:
                 before = [item for item in turns if last is None or (item.turn or 0) <= last]
                 yield [*before, *(self._fact_item(fact) for fact in drawn if _last_turn(fact) == last)]
 
-    def among(
-        self, fact: Fact, neighbours: Sequence[Fact], preamble: BlobRef | None, blobs: Mapping[str, BlobRef]
-    ) -> Planned:
-        """An encode of one fact behind its neighbours, the last of them nearest to it, and its last `w` turns.
+    def among(self, near: Near, preamble: BlobRef | None, blobs: Mapping[str, LedgerEntry]) -> Planned:
+        """An encode of one fact behind its neighbours, the last of them nearest to it, and its last `w` turns, which a
+        chain has not.
 
         Up to the first neighbour that has none of `blobs`, by id, they are injected, behind the blob of the preamble;
         from there on they are prefilled. What a turn says stands once; what does not fit is left out from the front.
         """
-        turns = self._turns_before(fact)
+        fact = near.fact
+        turns = [] if near.whole else self._turns_before(fact)
         spoken = {item.fact.fact for item in turns if item.fact is not None}
-        near = [other for other in neighbours if other.fact not in spoken]
-        group = [*map(self._fact_item, near), *turns, self._fact_item(fact)]
+        before = [other for other in near.neighbours if other.fact not in spoken]
+        group = [*map(self._fact_item, before), *turns, self._fact_item(fact)]
         room = self._max_tokens - len(self._template.encode_preamble)
-        while sum(len(item.ids) for item in group) > room:
-            del group[0]
-        near = near[max(0, len(near) + len(turns) + 1 - len(group)) :]
-        on = list(takewhile(lambda other: other.fact in blobs, near)) if preamble is not None else []
+        left_out, size = 0, sum(len(item.ids) for item in group)
+        while size > room:
+            size -= len(group[left_out].ids)
+            left_out += 1
+        del group[:left_out]
+        before = before[left_out:]
+        chained = near.whole and not left_out
+
+        def stands(other: Fact) -> bool:
+            return other.fact in blobs and (blobs[other.fact].chained or not chained)
+
+        on = list(takewhile(stands, before)) if preamble is not None else []
         ids = [*self._template.encode_preamble, *(token for item in group for token in item.ids)]
         span = (len(ids) - len(group[-1].ids), len(ids))
         planned = self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
-        if not on or preamble is None:
-            return planned
-        base = tuple(blobs[other.fact] for other in on)
+        base = tuple(BlobRef(blobs[other.fact].key, blobs[other.fact].tokens) for other in on)
         [kept] = planned.kept
         context = replace(kept.context, blobs=tuple(ref.key for ref in base))
-        return replace(
-            planned,
-            request=replace(planned.request, base=(preamble, *base)),
-            kept=(replace(kept, context=context),),
-        )
+        request = replace(planned.request, base=(preamble, *base) if base and preamble is not None else ())
+        return replace(planned, request=request, kept=(replace(kept, context=context, chained=chained),))
 
     def _turns_before(self, fact: Fact) -> list[_Item]:
         """The last `w` turns before a fact, and those it was drawn from."""

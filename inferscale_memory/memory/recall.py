@@ -63,13 +63,14 @@ def checked_scope(ids: Mapping[str, Any]) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A search result as the prompt needs it."""
+    """A search result as the prompt needs it. `whole`: it is one of all that the memory has."""
 
     recalled: Recalled
     words: Words
     owner: str
     tag: str
     ids: tuple[int, ...]
+    whole: bool
 
 
 class Recall:
@@ -113,7 +114,8 @@ class Recall:
             words, owner = words_of(payload), Scope.of(payload).owner
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
             tag = fact_tag(owner, recalled.id)
-            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line)))
+            whole = result.get("whole") is True
+            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line), whole))
         found.sort(key=lambda item: item.recalled.id)
         found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
         found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)
@@ -179,8 +181,8 @@ class Recall:
         )
 
     def _in_order(self, ranked: list[tuple[int, Found]]) -> list[tuple[int, Found]]:
-        """`ranked`, the most relevant last, in the order in which it is to stand."""
-        if self._injection.order == "chronological":
+        """`ranked`, the most relevant last, in the order in which it is to stand: a whole memory as it was written."""
+        if self._injection.order == "chronological" and not all(item.whole for _, item in ranked):
             places = self._journal.places(item.recalled.id for _, item in ranked)
             ranked.sort(key=lambda entry: (_moment(entry[1].words), places.get(entry[1].recalled.id, 0)))
         return ranked
@@ -197,7 +199,7 @@ class Recall:
         entries = {
             fact: entry
             for fact, entry in self._journal.ledger(own, engine.fingerprint).items()
-            if entry.line == own[fact].words.digest
+            if entry.line == own[fact].words.digest and (entry.chained or not own[fact].whole)
         }
         at_hand = self._at_hand.confirm(engine, owner, (entry.key for entry in entries.values()))
         keys = {own[fact].tag: entry.key for fact, entry in entries.items() if entry.key in at_hand}

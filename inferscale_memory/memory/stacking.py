@@ -6,7 +6,7 @@ computed. So of facts that are encoded together, those go first that others of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inferscale_memory.journal import Fact
@@ -14,19 +14,25 @@ from inferscale_memory.journal import Fact
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A fact and its neighbours, the nearest last."""
+    """A fact and its neighbours, the nearest last.
+
+    Attributes:
+        whole: the neighbours are all facts before it, in the order in which they were written.
+    """
 
     fact: Fact
-    neighbours: tuple[Fact, ...]
+    neighbours: tuple[Fact, ...] = ()
+    whole: bool = False
 
 
-def waves(facts: Sequence[Fact], neighbours: Callable[[Fact], Sequence[Fact]]) -> Iterator[list[Near]]:
+def waves(facts: Iterable[Near]) -> Iterator[list[Near]]:
     """Every one of `facts` once, behind all those of its neighbours that are among them. Neighbours of a fact were
     there before it, so there is no circle; if there were one, its facts would come last, together."""
-    waiting = [Near(fact, tuple(neighbours(fact))) for fact in facts]
+    waiting = list(facts)
     while waiting:
         names = {near.fact.fact for near in waiting}
         free = [near for near in waiting if all(other.fact not in names for other in near.neighbours)]
         ready = free or waiting
         yield ready
-        waiting = [near for near in waiting if near not in ready]
+        done = {near.fact.fact for near in ready}
+        waiting = [near for near in waiting if near.fact.fact not in done]

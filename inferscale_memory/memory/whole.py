@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.words import Words, payload_of, words_of
+from inferscale_memory.memory.words import Words, is_expired, payload_of, words_of
 
 _SHORTEST = 4
 """Hardly a line has fewer tokens: so many rows more than fit need not be looked at."""
@@ -37,27 +37,30 @@ class Whole:
         return self.budget // _SHORTEST + 1
 
     def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-        """mem0's listing of a scope as its search would return it, the fact written last as the most relevant. None
-        when not all of it fits."""
-        lines = (words_of(payload_of(row)).line for row in listed)
-        if len(listed) >= self.most_rows or not self._fit(lines):
+        """All that mem0 lists of a scope, expired or not, as its search would return what has not: the fact written
+        last as the most relevant, each marked as `whole`. None when not all fits, or not all may have been listed."""
+        if len(listed) >= self.most_rows:
             return None
-        places = self._journal.places(str(row["id"]) for row in listed)
-        written = sorted(listed, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
-        rows = [{**row, "score": rank / len(written)} for rank, row in enumerate(written, 1)]
+        living = [row for row in listed if not is_expired(payload_of(row))]
+        if not self._fit(words_of(payload_of(row)).line for row in living):
+            return None
+        places = self._journal.places(str(row["id"]) for row in living)
+        written = sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
+        rows = [{**row, "score": rank / len(written), "whole": True} for rank, row in enumerate(written, 1)]
         return rows[::-1]
 
     def before(self, fact: Fact) -> list[Fact] | None:
-        """All facts that were written before `fact` and carry its ids, in order. None when they do not fit with it."""
-        scope = Scope.read(fact.scope)
-        names = self._journal.facts_within(lambda key: scope.covers(Scope.read(key)))
-        places = self._journal.places(names)
-        earlier = [name for name in names if places[name] < places.get(fact.fact, 0)]
-        if len(earlier) >= self.most_rows:
+        """All facts that were written before `fact` and carry its ids, in order. None when they do not fit with it, or
+        nothing is taken whole."""
+        if not self.budget:
             return None
-        known = self._journal.facts(earlier)
-        facts = [known[name] for name in sorted(known, key=places.__getitem__)]
-        facts = [other for other in facts if other.owner == fact.owner]
+        scope = Scope.read(fact.scope)
+        earlier = self._journal.facts_before(
+            fact.fact, lambda key: scope.covers(Scope.read(key)), self.most_rows
+        )
+        if earlier is None:
+            return None
+        facts = [other for other in earlier if other.owner == fact.owner]
         lines = (Words(other.text, other.speaker, other.when).line for other in (*facts, fact))
         return facts if self._fit(lines) else None
 

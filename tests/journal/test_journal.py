@@ -181,6 +181,27 @@ class TestForgetting:
             assert set(journal.forget_turns([said.number]).bereaved) == {"c", "d"}
         assert set(journal.ledger("abcd", MODEL)) == {"a", "b"}
 
+    @pytest.mark.parametrize("count", [8, 24])
+    def test_blobs_that_are_made_anew_in_order_leave_no_more_behind_than_before(
+        self, journal: Journal, count: int
+    ) -> None:
+        """As after a restart: every fact of a pile gets another blob, and each inherits from the one below."""
+        facts = [fact(f"fact {number}") for number in range(count)]
+        journal.write_facts(facts)
+        for turn_of_all in range(3):
+            for place, of in enumerate(facts):
+                name = f"key {turn_of_all} {place}"
+                below = facts[:place]
+                bases = tuple(f"key {turn_of_all} {other}" for other in range(place))
+                assert journal.enter_blob(entry(of, name), of, Context(tuple(below), (), bases))
+                held, stands = (
+                    journal._read(f"SELECT count(*) FROM {table}")[0][0] for table in ("held", "stands")
+                )
+                assert held <= count * count
+                assert stands <= count * count
+            assert (held, stands) == (0, count - 1), "what is found through another is not noted twice"
+        assert len(journal.forget_facts(["fact 0"]).bereaved) == count - 1
+
     def test_it_strikes_every_blob_whose_window_held_the_fact(self, journal: Journal) -> None:
         held, holder, stranger = fact("held"), fact("holder"), fact("stranger")
         journal.write_facts([held, holder, stranger])

@@ -10,6 +10,7 @@ import pytest
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory import Memory, Reply
+from inferscale_memory.memory.chat import Chat
 from tests.memory.conftest import OpenFace, OpenMemory
 from tests.memory.saying import ADA, BEN, injected, say, texts
 from tests.memory.watched import WatchedEngine
@@ -125,6 +126,90 @@ def test_both_faces_and_sessions_take_it_whole(open_face: OpenFace) -> None:
     assert set(texts(memory.chat(QUESTION, **ADA, max_tokens=2))) == set(FACTS)
     session = memory.session(**ADA)
     assert set(texts(memory.chat(QUESTION, session=session, max_tokens=2))) == set(FACTS)
+
+
+def test_whatever_the_order_of_dates(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"whole": 1000, "order": "chronological"})
+    for fact, year in zip(FACTS, (2024, 2021, 2026, 2020, 2025, 2022), strict=True):
+        say(memory, fact, at=f"{year}-01-01")
+    memory.flush()
+    assert len(injected(asked(memory))) == 6
+    assert apart(asked(memory), asked(memory, inject=False)) < CLOSE
+
+
+def test_expired_ones_hide_nothing(memory: Memory) -> None:
+    yesterday = (date.today() - timedelta(days=2)).isoformat()
+    for number in range(90):
+        memory.add(f"The offer number {number}", infer=False, expiration_date=yesterday, **ADA)
+    say(memory, *FACTS[:2])
+    assert set(texts(asked(memory))) == set(FACTS[:2])
+
+
+def test_expired_ones_that_fill_the_listing_leave_it_to_the_search(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"whole": 100})
+    say(memory, FACTS[0])
+    yesterday = (date.today() - timedelta(days=2)).isoformat()
+    for number in range(40):
+        memory.add(f"The offer number {number}", infer=False, expiration_date=yesterday, **ADA)
+    assert texts(asked(memory)) == [FACTS[0]]
+
+
+def test_blobs_from_before_are_made_anew(open_memory: OpenMemory, engine: WatchedEngine) -> None:
+    """It is turned on over a memory whose blobs the engine has, made behind neighbours."""
+    before = open_memory(injection={"neighbours": 2})
+    say(before, *FACTS)
+    before.flush()
+    before.close()
+    memory = open_memory(injection={"whole": 1000})
+    assert injected(asked(memory)) == [], "none of them is part of a chain"
+    memory.flush()
+    assert set(injected(asked(memory))) == set(FACTS)
+    assert apart(asked(memory), asked(memory, inject=False)) < CLOSE
+    many = len(engine.encoded)
+    memory.flush()
+    asked(memory)
+    memory.flush()
+    assert len(engine.encoded) == many, "once"
+
+
+def test_a_memory_that_has_shrunk_is_exact_again(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"whole": 150, "neighbours": 2})
+    ids = say(memory, *FACTS, *(f"I have a plant, it is number {number}" for number in range(8)))
+    memory.flush()
+    for name in ids[6:]:
+        memory.delete(name)
+    for name in ids[:2]:
+        memory.delete(name)
+    for _ in range(2):
+        asked(memory)
+        memory.flush()
+    assert len(injected(asked(memory))) == 4
+    assert apart(asked(memory), asked(memory, inject=False)) < CLOSE
+
+
+def test_what_is_forgotten_costs_what_stands_on_it_its_own_tokens(
+    open_memory: OpenMemory, engine: WatchedEngine
+) -> None:
+    """More facts than are encoded in one batch: they are taken in the order in which they were written."""
+    memory = open_memory(injection={"whole": 4000})
+    ids = say(memory, *(f"I have a plant, number {number}" for number in range(70)))
+    memory.flush()
+    many = len(engine.encoded)
+    memory.delete(ids[0])
+    memory.flush()
+    again = engine.encoded[many:]
+    computed = sum(len(request.ids) - request.base_tokens for request in again)
+    own = sum(span.stop - span.start for request in again for span in request.spans)
+    assert len(again) == 69
+    assert computed < 1.2 * own
+    assert apart(asked(memory), asked(memory, inject=False)) < CLOSE
+
+
+def test_a_k_of_none_is_not_asked(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"whole": 1000, "k": 0})
+    say(memory, *FACTS)
+    assert len(Chat(memory=memory).recall(QUESTION, ADA)) == 6
+    assert Chat(memory=memory).recall(QUESTION, ADA, k=0) == []
 
 
 def test_a_budget_that_is_none_is_refused(open_memory: OpenMemory) -> None:
