@@ -1,8 +1,8 @@
 """From facts in the journal to encode requests: what stands before each, and what is kept.
 
-A fact that is word for word a turn is encoded in its place in the session, behind the turns before it. A fact
-that was drawn out of turns stands behind the last of them, after its siblings. A fact without a conversation
-stands alone. Windows must never cross a session.
+With neighbours every fact is an encode of its own, behind those. Without, it is encoded in its session: one that is
+word for word a turn in its place, behind the turns before it; one that was drawn out of turns behind the last of them,
+after its siblings. A fact without a conversation stands alone. Windows must never cross a session.
 """
 
 from __future__ import annotations
