@@ -9,6 +9,8 @@ from inferscale_memory.memory import Memory, Reply
 ADA = {"user_id": "ada"}
 BEN = {"user_id": "ben"}
 MAY = "2024-05-12T10:00:00"
+WINDOWS = {"neighbours": 0, "w": 24}
+"""`injection` of a memory whose facts are encoded behind the turns of their session."""
 
 
 def say(memory: Memory, *texts: str, at: Any = MAY, **ids: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from inferscale_memory.memory import Memory
 from inferscale_memory.memory.scope import said_tag
 from tests.memory.conftest import OpenMemory
-from tests.memory.saying import ADA, BEN, MAY, injected, say, texts
+from tests.memory.saying import ADA, BEN, MAY, WINDOWS, injected, say, texts
 from tests.memory.test_faces import Extractor
 from tests.memory.watched import WatchedEngine
 
@@ -53,8 +53,9 @@ def test_its_blob_and_its_tag_are_forgotten_by_the_engine(memory: Memory, engine
 
 
 def test_facts_whose_window_held_it_are_encoded_again_without_it(
-    memory: Memory, engine: WatchedEngine
+    open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
+    memory = open_memory(injection=WINDOWS)
     first, *_ = say(memory, *STORY)
     memory.flush()
     before = composed_keys(memory)
@@ -105,12 +106,13 @@ def test_an_update_is_injected_in_its_new_words(memory: Memory, engine: WatchedE
     first, *_ = say(memory, *STORY)
     memory.flush()
     old = composed_keys(memory)[STORY[0]]
+    engine.encoded.clear()
     memory.update(first, "I bought a blue bicycle")
     memory.flush()
     reply = memory.chat(QUESTION, **ADA, max_tokens=2)
     assert set(injected(reply)) == {"I bought a blue bicycle", *STORY[1:]}
     assert engine.at_hand("user:ada", [old or ""]) == set()
-    assert not any(STORY[0] in engine.text(request) for request in engine.encoded_facts[1:])
+    assert not any(STORY[0] in engine.text(request) for request in engine.encoded_facts)
 
 
 def test_an_update_of_metadata_alone_keeps_the_blob(memory: Memory, engine: WatchedEngine) -> None:
@@ -173,8 +175,9 @@ def _once(engine: WatchedEngine, act: object) -> None:
 
 
 def test_cached_blocks_with_a_turn_that_made_no_fact_are_forgotten_with_what_it_says(
-    memory: Memory, engine: WatchedEngine
+    open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
+    memory = open_memory(injection=WINDOWS)
     [fact] = say(memory, STORY[0])
     memory.llm = Extractor()
     memory.add(f"You know, {STORY[0]}!", **ADA, timestamp=MAY)

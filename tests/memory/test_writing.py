@@ -12,7 +12,7 @@ import pytest
 
 from inferscale_memory.memory import Memory
 from tests.memory.conftest import OpenMemory
-from tests.memory.saying import ADA, injected, say, texts
+from tests.memory.saying import ADA, WINDOWS, injected, say, texts
 from tests.memory.watched import WatchedEngine
 
 
@@ -124,6 +124,12 @@ class TestDates:
 
 
 class TestContext:
+    """Windows of turns, as facts have them without neighbours."""
+
+    @pytest.fixture
+    def memory(self, open_memory: OpenMemory) -> Memory:
+        return open_memory(injection=WINDOWS)
+
     def test_facts_of_one_call_share_one_encode(self, memory: Memory, engine: WatchedEngine) -> None:
         say(memory, "one", "two", "three")
         memory.flush()
@@ -159,7 +165,7 @@ class TestContext:
     def test_a_window_holds_w_turns_or_a_few_more(
         self, open_memory: OpenMemory, engine: WatchedEngine
     ) -> None:
-        memory = open_memory(injection={"w": 2})
+        memory = open_memory(injection={**WINDOWS, "w": 2})
         say(memory, *(f"turn{number}" for number in range(9)))
         memory.flush()
         for request in engine.encoded_facts:
@@ -199,7 +205,7 @@ class TestExtractedFacts:
 
     @pytest.fixture
     def extracting(self, open_memory: OpenMemory) -> Memory:
-        memory = open_memory()
+        memory = open_memory(injection=WINDOWS)
         memory.llm = _Extractor(["Ada owns a cat", "The cat is grey"])
         return memory
 
