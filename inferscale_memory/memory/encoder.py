@@ -149,10 +149,14 @@ class Encoder:
     def _take(self) -> dict[str, bool] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
+            names = list(self._waiting)
+        # Not within the lock: who holds the journal's may be waiting for this one, to submit.
+        places = self._journal.places(names)
+        with self._changed:
             if self._closed:
                 return None
-            places = self._journal.places(self._waiting)  # those go first that others may stand on
-            first = sorted(self._waiting, key=lambda fact: places.get(fact, 0))[:BATCH]
+            # Those go first that others may stand on.
+            first = sorted(names, key=lambda fact: places.get(fact, 0))[:BATCH]
             batch = {fact: self._waiting.pop(fact) for fact in first}
             self._working = len(batch)
             self._changed.notify_all()

@@ -54,6 +54,18 @@ def facts(rig: Rig, count: int, seed: int = 0) -> list[tuple[int, ...]]:
     return [rig.words(5 + (7 * i) % 19, seed * 1000 + i) for i in range(count)]
 
 
+def assert_plain_answer(rig: Rig, dtype: str, prompt: Prompt) -> None:
+    """Injected into poisoned pages, all but its last segment, `prompt` gets the answer of its plain ids."""
+    rig.poison()
+    injected = rig.inject(prompt)
+    plain = rig.plain(prompt.ids)
+
+    assert injected.injected == sum(len(s.ids) for s in prompt.segments[:-1])
+    assert injected.differs(plain) <= BOUND[dtype]
+    if dtype == "float32":
+        assert injected.tokens == plain.tokens
+
+
 @pytest.mark.parametrize("count", [0, 1, 50])
 def test_facts_encoded_after_all_before_them_give_the_plain_prompts_answer(
     case: tuple[Rig, str], count: int
@@ -62,14 +74,7 @@ def test_facts_encoded_after_all_before_them_give_the_plain_prompts_answer(
     segments = rig.remember("alice", facts(rig, count), rig.words(17, 1))
     prompt = Prompt("alice", (*segments, Segment(rig.words(13, 2))))
 
-    rig.poison()
-    injected = rig.inject(prompt)
-    plain = rig.plain(prompt.ids)
-
-    assert injected.injected == sum(len(s.ids) for s in segments)
-    assert injected.differs(plain) <= BOUND[dtype]
-    if dtype == "float32":
-        assert injected.tokens == plain.tokens
+    assert_plain_answer(rig, dtype, prompt)
 
 
 def test_a_moved_fact_is_what_transformers_makes_of_it(
@@ -122,14 +127,7 @@ def test_a_fact_that_stands_on_exact_blobs_is_exact(case: tuple[Rig, str]) -> No
         segments = (*segments, Segment(fact, reply["blobs"][0][0]))
     prompt = Prompt("alice", (*segments, Segment(rig.words(13, 52))))
 
-    rig.poison()
-    injected = rig.inject(prompt)
-    plain = rig.plain(prompt.ids)
-
-    assert injected.injected == sum(len(s.ids) for s in segments)
-    assert injected.differs(plain) <= BOUND[dtype]
-    if dtype == "float32":
-        assert injected.tokens == plain.tokens
+    assert_plain_answer(rig, dtype, prompt)
 
 
 def test_a_fact_that_stands_on_moved_blobs_is_what_transformers_makes_of_it(
