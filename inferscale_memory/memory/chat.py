@@ -224,8 +224,9 @@ class Chat:
     ) -> list[dict[str, Any]]:
         text = question(conversation(messages))
         memory = self._with_memory()
-        whole = k is None and operations.behind(memory).injection.whole
-        if not whole and (self.default_k if k is None else k) < 1:
+        injection = operations.behind(memory).injection
+        besides = k is None and (injection.whole or injection.pinned)
+        if not besides and (injection.k if k is None else k) < 1:
             checked_scope(ids)
             return []
         found = await _ask(

@@ -25,6 +25,8 @@ from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.environment import home
 from inferscale_memory.memory.legacy import current_options
 from inferscale_memory.memory.llm import PROVIDER, register
+from inferscale_memory.memory.order import ORDERS
+from inferscale_memory.memory.scope import IDS
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
@@ -35,7 +37,6 @@ _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
 _FACTS = "facts.sqlite"
 _PLACES = ("host", "url", "client", "path")
 _LONGEST_GAP = 1e9
-_ORDERS = ("best_last", "chronological")
 _BLOBS = ("device_bytes", "host_bytes")
 
 
@@ -53,11 +54,15 @@ class Injection:
             order in which it was written, instead of the k nearest. Each fact is then encoded behind all before it
             that carry its ids, and injecting them is exact where the conversation has no system text of its own. 0 for
             never.
+        pinned: name of a metadata key. Memories of which it is true stand in every prompt of their ids, besides the k
+            and in front, in the order in which they were written; others are encoded behind them. "" for none.
+        tokens: most tokens of memories in a composition; the least relevant of the k are left out. 0 for as many as
+            there is room for.
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
-        order: in which the memories stand: "best_last", the most relevant nearest to the question, or
-            "chronological", as they were said.
+        order: in which the memories stand: "best_last", the most relevant nearest to the question, "chronological", as
+            they were said, or "sessions", each session together and as it was said, that of the most relevant last.
         heading: stands above the memories.
         system: system text of conversations that bring none.
     """
@@ -66,6 +71,8 @@ class Injection:
     neighbours: int = 8
     w: int = 0
     whole: int = 0
+    pinned: str = ""
+    tokens: int = 0
     session_gap: float = 3600.0
     text_last: int = 0
     order: str = "best_last"
@@ -73,17 +80,24 @@ class Injection:
     system: str = DEFAULT_SYSTEM
 
     def __post_init__(self) -> None:
-        for name in ("k", "neighbours", "w", "whole", "text_last"):
+        for name in ("k", "neighbours", "w", "whole", "tokens", "text_last"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")
-        if self.order not in _ORDERS:
-            raise ConfigurationError(f"injection.order is {self.order!r}: pass one of {', '.join(_ORDERS)}")
+        if not isinstance(self.pinned, str) or self.pinned in IDS:
+            raise ConfigurationError(f"injection.pinned is {self.pinned!r}: pass the name of a metadata key")
+        if self.order not in ORDERS:
+            raise ConfigurationError(f"injection.order is {self.order!r}: pass one of {', '.join(ORDERS)}")
         gap = self.session_gap
         if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= _LONGEST_GAP:
             raise ConfigurationError(
                 f"injection.session_gap is {gap!r}: pass seconds, up to {_LONGEST_GAP:g}"
             )
+
+    @property
+    def in_company(self) -> bool:
+        """Whether facts are encoded behind others than the turns before them."""
+        return bool(self.neighbours or self.whole or self.pinned)
 
     @classmethod
     def read(cls, options: Injection | Mapping[str, Any] | None) -> Injection:

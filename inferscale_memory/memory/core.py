@@ -25,6 +25,7 @@ from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
 from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.past import Past, deletion
+from inferscale_memory.memory.pinned import Pinned
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
 from inferscale_memory.memory.recovery import Recovery
@@ -70,12 +71,14 @@ class Core:
         self.telling = Telling(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
         self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.whole)
+        self.pinned = Pinned(self.journal, lambda: stores.vector_store, self.injection.pinned)
         near = Neighbours(
             self.journal,
             lambda: stores.vector_store,
             lambda: stores.embedding_model,
             self.injection.neighbours,
             self.whole,
+            self.pinned,
         )
         self.encoder = Encoder(
             self.journal,
@@ -83,7 +86,7 @@ class Core:
             at_hand,
             preambles,
             w=self.injection.w,
-            neighbours=near if self.injection.neighbours or self.injection.whole else None,
+            neighbours=near if self.injection.in_company else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,

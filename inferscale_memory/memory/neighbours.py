@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from inferscale_memory.journal import Fact, Journal
+from inferscale_memory.memory.pinned import Pinned
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.stacking import Near
@@ -40,19 +41,24 @@ class Neighbours:
         embedder: Callable[[], Embedder],
         n: int,
         whole: Whole,
+        pinned: Pinned,
     ) -> None:
         self._journal = journal
         self._store = store
         self._embedder = embedder
         self._n = n
         self._whole = whole
+        self._pinned = pinned
 
     def of(self, fact: Fact) -> Near:
-        """At most n facts, the nearest last, as the journal knows them; all earlier ones while they are taken whole."""
+        """At most n facts, the nearest last, behind the pinned ones, as the journal knows them; all earlier ones while
+        they are taken whole. Before a pinned fact stand pinned ones only."""
         everything = self._whole.before(fact)
         if everything is not None:
             return Near(fact, tuple(everything), whole=True)
-        return Near(fact, tuple(self._nearest(fact)) if self._n else ())
+        front, among_them = self._pinned.before(fact)
+        nearest = self._nearest(fact) if self._n and not among_them else []
+        return Near(fact, (*front, *(other for other in nearest if other not in front)))
 
     def chained(self, fact: Fact) -> bool:
         """Whether the fact is to be encoded behind all before it."""

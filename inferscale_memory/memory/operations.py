@@ -29,6 +29,7 @@ from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.heard import Attempt, attempt
 from inferscale_memory.memory.instance import core_of, never_had_core
+from inferscale_memory.memory.pinned import MOST as MOST_PINNED
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
@@ -301,7 +302,8 @@ async def search(
     """mem0's own search for a prompt, without its threshold: k memories come if there are k. What has expired is put
     away first, so that a conversation that shows it is composed anew.
 
-    Where the memory is taken whole while it fits, all of it comes, unless the call says which or how many."""
+    Where the memory is taken whole while it fits, all of it comes, unless the call says which or how many. Pinned
+    memories come besides the k, in front; without a scope there are none."""
     core = behind(memory)
     await kind.wait.call(core.writes.expire)
     wanted = {**(filters or {}), **{name: value for name, value in ids.items() if value is not None}}
@@ -312,7 +314,18 @@ async def search(
         everything = await kind.wait.call(core.whole.in_order, listed)
         if everything is not None:
             return everything
+    in_front = core.pinned.filters(wanted) if Scope.of(ids).ids and k != 0 else None
     k = core.injection.k if k is None else k
+    nearest = await _nearest(kind, memory, text, wanted, k) if k or in_front is None else []
+    if in_front is None:
+        return nearest
+    listing = kind.mem0.get_all(memory, filters=in_front, top_k=MOST_PINNED)
+    listed = (await kind.wait.result(listing))["results"]
+    return await kind.wait.call(core.pinned.in_front, listed, nearest)
+
+
+async def _nearest(kind: Kind, memory: Any, text: str, wanted: dict[str, Any], k: int) -> Sequence[Result]:
+    """The k nearest memories that pass the filters `wanted`."""
     token = _recalling.set(True)
     try:
         found = await kind.wait.result(memory.search(text, filters=wanted, top_k=k, threshold=0.0))

@@ -8,8 +8,7 @@ the answer. It must never inject a blob made of other words than the fact has no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC
+from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -22,9 +21,11 @@ from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.config import Injection
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.found import Found
+from inferscale_memory.memory.order import arranged
 from inferscale_memory.memory.reply import Prepared, Recalled
 from inferscale_memory.memory.scope import Scope, fact_tag
-from inferscale_memory.memory.words import Words, payload_of, words_of
+from inferscale_memory.memory.words import payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
 
 Messages = str | Sequence[Message]
@@ -61,18 +62,6 @@ def checked_scope(ids: Mapping[str, Any]) -> Scope:
     return scope
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A search result as the prompt needs it. `whole`: it is one of all that the memory has."""
-
-    recalled: Recalled
-    words: Words
-    owner: str
-    tag: str
-    ids: tuple[int, ...]
-    whole: bool
-
-
 class Recall:
     """Composes prompts and reads replies."""
 
@@ -103,7 +92,7 @@ class Recall:
     # -- before the answer -----------------------------------------------------------------------------------
 
     def read(self, results: Sequence[Result]) -> list[Found]:
-        """Search results, the most relevant first; of equally relevant ones the newest.
+        """Search results, pinned ones before the most relevant; of equally relevant ones the newest.
 
         Scores of one search and the next differ in their last digits: unrounded, two facts that say the same
         would change places now and then, and the same question would have another prompt.
@@ -114,11 +103,12 @@ class Recall:
             words, owner = words_of(payload), Scope.of(payload).owner
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
             tag = fact_tag(owner, recalled.id)
-            whole = result.get("whole") is True
-            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line), whole))
+            whole, pinned = result.get("whole") is True, result.get("pinned") is True
+            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line), whole, pinned))
         found.sort(key=lambda item: item.recalled.id)
         found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
         found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)
+        found.sort(key=lambda item: not item.pinned)
         return found
 
     def prepare(
@@ -150,15 +140,18 @@ class Recall:
         frame = template.split(messages, tools=offered)
         found = self.read(_of_scope(results, scope))
         keys = self._keys(engine, scope.owner, found)
+        ranked = found[::-1]
+        rank = {item.tag: float(number) for number, item in enumerate(ranked)}
         facts = [
-            Fact(item.ids, keys.get(item.tag), item.tag, score=float(rank))
-            for rank, item in self._in_order(list(enumerate(reversed(found))))
+            Fact(item.ids, keys.get(item.tag), item.tag, rank[item.tag], item.pinned)
+            for item in arranged(ranked, self._injection.order, self._journal)
         ]
         composed = compose(
             frame,
             facts,
             owner=scope.owner,
             max_tokens=engine.max_model_len - max_tokens,
+            most_of_facts=self._budget(found),
             preamble_key=self._preamble_key(engine, frame, scope.owner) if keys else None,
             text_last=self._injection.text_last,
         )
@@ -180,12 +173,10 @@ class Recall:
             calling,
         )
 
-    def _in_order(self, ranked: list[tuple[int, Found]]) -> list[tuple[int, Found]]:
-        """`ranked`, the most relevant last, in the order in which it is to stand: a whole memory as it was written."""
-        if self._injection.order == "chronological" and not all(item.whole for _, item in ranked):
-            places = self._journal.places(item.recalled.id for _, item in ranked)
-            ranked.sort(key=lambda entry: (_moment(entry[1].words), places.get(entry[1].recalled.id, 0)))
-        return ranked
+    def _budget(self, found: Sequence[Found]) -> int | None:
+        """Most tokens of memories; None for as many as fit. A whole memory has a budget of its own."""
+        whole = bool(found) and all(item.whole for item in found)
+        return None if whole else self._injection.tokens or None
 
     def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
         """An app's own system text may hold a user's words, so its blob is that user's."""
@@ -218,10 +209,3 @@ def _of_scope(results: Sequence[Result], scope: Scope) -> Sequence[Result]:
                 f"memory {result.get('id')!r} is not of {scope.key}: pass what `search` found for the same ids"
             )
     return results
-
-
-def _moment(words: Words) -> float:
-    """Seconds since the epoch; what has no date comes first, and what has no time zone is taken as UTC."""
-    if words.when is None:
-        return float("-inf")
-    return (words.when if words.when.tzinfo else words.when.replace(tzinfo=UTC)).timestamp()

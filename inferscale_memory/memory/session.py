@@ -14,7 +14,8 @@ from typing import Protocol
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory.core import Core
-from inferscale_memory.memory.recall import Found, Result, question
+from inferscale_memory.memory.found import Found
+from inferscale_memory.memory.recall import Result, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting, run

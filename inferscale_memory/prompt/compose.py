@@ -22,12 +22,14 @@ class Fact:
         key: blob key; None when it has no blob.
         tag: its name, by which it is forgotten.
         score: relevance; higher is more relevant.
+        pinned: whatever was asked it stays, where it stands: it is left out last, and never moved.
     """
 
     ids: tuple[int, ...]
     key: str | None = None
     tag: str | None = None
     score: float = 0.0
+    pinned: bool = False
 
 
 def check_fits(tokens: int, max_tokens: int) -> None:
@@ -53,6 +55,7 @@ def compose(
     *,
     owner: str,
     max_tokens: int,
+    most_of_facts: int | None = None,
     preamble_key: str | None = None,
     text_last: int = 0,
 ) -> Composed:
@@ -60,13 +63,14 @@ def compose(
 
     Facts stand in the order given, but facts as text follow the injected ones: first those without a blob,
     then the `text_last` most relevant. Left out are facts longer than all the room there is, then the least
-    relevant until the rest fits; of equally relevant facts the later one counts as more relevant.
+    relevant until the rest fits, then pinned ones; of equally relevant facts the later one counts as more relevant.
 
     Args:
         frame: the split conversation.
         facts: in the order in which they shall stand.
         owner: whose prompt this is.
         max_tokens: most tokens of the prompt; those of the answer are not among them.
+        most_of_facts: most tokens of the facts; None for as many as there is room for.
         preamble_key: blob key of the preamble. Without it nothing is injected: only leading segments are.
         text_last: how many of the most relevant facts stand as text, behind all others.
 
@@ -76,15 +80,19 @@ def compose(
     fixed = len(frame.preamble) + len(frame.suffix)
     check_fits(fixed, max_tokens)
     room = max_tokens - fixed
+    if most_of_facts is not None:
+        room = min(room, most_of_facts)
     possible = [index for index, fact in enumerate(facts) if len(fact.ids) <= room]
-    ranked = sorted(possible, key=lambda index: facts[index].score)  # least relevant first; stable
+    # The least relevant first; stable.
+    ranked = sorted(possible, key=lambda index: (facts[index].pinned, facts[index].score))
     size = sum(len(facts[index].ids) for index in ranked)
     left_out = 0
     while size > room:
         size -= len(facts[ranked[left_out]].ids)
         left_out += 1
     kept = ranked[left_out:]
-    last = sorted(kept[max(0, len(kept) - text_last) :])
+    movable = [index for index in kept if not facts[index].pinned]
+    last = sorted(movable[max(0, len(movable) - text_last) :])
     others = sorted(set(kept) - set(last))
     injected = [facts[index] for index in others if facts[index].key is not None]
     text = [facts[index] for index in others if facts[index].key is None]

@@ -17,7 +17,7 @@ import torch
 from inferscale_memory.bench.accuracy import command, locomo
 from inferscale_memory.bench.accuracy.asking import Asker, arranged, score
 from inferscale_memory.bench.accuracy.blobs import Blobs
-from inferscale_memory.bench.accuracy.encodings import Material, encoding
+from inferscale_memory.bench.accuracy.encodings import Material, encoding, pinned
 from inferscale_memory.bench.accuracy.judge import Judge
 from inferscale_memory.bench.accuracy.measures import (
     divergence,
@@ -42,11 +42,11 @@ SESSIONS = [
     ["My sister will marry in June.", "Where?", "In Porto, near the river."],
 ]
 QA = [
-    ("What is the cat called?", "Miso", 4),
-    ("Where does the cat sleep?", "on the radiator", 4),
-    ("Where did Alice move?", "Porto", 1),
-    ("When is the wedding?", "June", 2),
-    ("What does Alice not say?", "nothing", 5),
+    ("What is the cat called?", "Miso", 4, ["D1:1"]),
+    ("Where does the cat sleep?", "on the radiator", 4, ["D1:3"]),
+    ("Where did Alice move?", "Porto", 1, ["D1:9", "D2:1"]),
+    ("When is the wedding?", "June", 2, ["D1:1", "D3:1"]),
+    ("What does Alice not say?", "nothing", 5, []),
 ]
 
 
@@ -58,9 +58,13 @@ def data(tmp_path: Path) -> Path:
     for number, session in enumerate(SESSIONS, 1):
         talk[f"session_{number}_date_time"] = f"1:0{number} pm on {number} May, 2024"
         talk[f"session_{number}"] = [
-            {"speaker": ("Alice", "Bob")[place % 2], "text": text} for place, text in enumerate(session)
+            {"speaker": ("Alice", "Bob")[place % 2], "text": text, "dia_id": f"D{number}:{place + 1}"}
+            for place, text in enumerate(session)
         ]
-    qa = [{"question": text, "answer": answer, "category": category} for text, answer, category in QA]
+    qa = [
+        {"question": text, "answer": answer, "category": category, "evidence": evidence}
+        for text, answer, category, evidence in QA
+    ]
     (folder / "conv-1.json").write_text(json.dumps({"conversation": talk, "qa": qa}))
     return folder
 
@@ -113,6 +117,14 @@ def test_extracted_facts_stand_in_for_turns(data: Path, tmp_path: Path) -> None:
     facts.write_text(json.dumps({"conv-1": [{"text": "Alice has a cat.", "date": "2024-05-01"}]}))
     [found] = locomo.load(data, ["1"], facts)
     assert [fact.line for fact in found.facts] == ["- [2024-05-01] Alice has a cat.\n"]
+
+
+def test_a_conversation_may_be_cut_off(conversation: locomo.Conversation) -> None:
+    cut = conversation.beginning(3)
+    assert cut.facts == conversation.facts[:3]
+    assert [question.text for question in cut.questions] == [QA[0][0], QA[1][0]]
+    assert [question.evidence for question in conversation.questions] == [(0,), (2,), (-1, 3), (0, 6)]
+    assert len(conversation.beginning(7).questions) == 3, "evidence that is nowhere is in no part"
 
 
 def test_what_is_no_data_is_said(data: Path, tmp_path: Path) -> None:
@@ -205,6 +217,24 @@ def test_orders(conversation: locomo.Conversation) -> None:
     assert arranged(chosen, "sessions", conversation.facts) == [7, 1, 3, 4]
 
 
+def test_pinned_facts_stand_before_every_other(material: Material) -> None:
+    how = pinned(encoding("stacked:3"), [1, 5])
+    assert how.context(material, 4) == [1, 2, 0], "5 was not there yet"
+    assert how.context(material, 8) == [1, 5, 2, 0]
+    assert how.context(material, 5) == [1]
+    assert how.base == how.name != encoding("stacked:3").name
+    for name in ("near:3", "session", "stacked:3:two"):
+        with pytest.raises(ConfigurationError, match=r"before stacked:N"):
+            pinned(encoding(name), [1])
+        with pytest.raises(ConfigurationError, match=r"before stacked:N"):
+            grid(encodings=[name], orders=["best-last"], ms=[0], ks=[1], pinned=[2])
+
+
+def test_the_facts_that_are_oftenest_near(material: Material) -> None:
+    assert material.central(3, 3) == [0, 1, 2]
+    assert material.central(5, 3) == [0, 1, 2, 3, 4]
+
+
 def test_the_grid_has_what_every_setting_is_held_against() -> None:
     settings = grid(
         encodings=["near:8"], orders=["best-last", "chronological"], ms=[0, 2], ks=[5], budgets=[100]
@@ -222,7 +252,14 @@ def test_the_grid_has_what_every_setting_is_held_against() -> None:
     apart = grid(encodings=["near:8"], orders=["best-last"], text_orders=["chronological"], ms=[0, 2], ks=[5])
     assert {setting.path for setting in apart if setting.order == "chronological"} == {"text"}
     assert Setting("text", "", "chronological", 2, 5) not in apart
-    for bad in ({"orders": ["best"]}, {"encodings": ["x"]}, {"ks": [0]}, {"ms": [-1]}, {"key_scales": [0.0]}):
+    for bad in (
+        {"orders": ["best"]},
+        {"encodings": ["x"]},
+        {"ks": [0]},
+        {"ms": [-1]},
+        {"key_scales": [0.0]},
+        {"pinned": [-1]},
+    ):
         options: dict[str, Any] = {"encodings": [], "orders": ["best-last"], "ms": [0], "ks": [1], **bad}
         with pytest.raises(ConfigurationError):
             grid(**options)
@@ -245,6 +282,23 @@ def test_a_chain_is_exact_and_facts_alone_are_not(
     assert [record["nll"] for record in chain] == pytest.approx(
         [record["nll"] for record in found["text chronological all 10000"]], abs=1e-4
     )
+
+
+def test_pinned_facts_are_a_chain_in_front_of_what_is_recalled(
+    engine: TransformersEngine, conversation: locomo.Conversation
+) -> None:
+    settings = grid(encodings=["stacked:2"], orders=["best-last"], ms=[0, 2], ks=[3], pinned=[0, 9])
+    found, asker = asked(engine, conversation, settings)
+    chain = found["injected stacked:2 best-last k=3 pinned 9"]
+    tokens = len(asker._template.encode_preamble) + sum(len(ids) for ids in asker._ids)
+    assert {record["injected_tokens"] for record in chain} == {tokens}, "all stand, none of them twice"
+    assert max(record["kl"] for record in chain) < 1e-6
+    assert found["injected stacked:2 best-last k=3 m=2 pinned 9"][0]["injected_tokens"] == tokens
+    assert max(record["kl"] for record in found["injected stacked:2 best-last k=3"]) > 1e-4
+    [row] = [
+        row for row in rows(settings, [r for records in found.values() for r in records]) if row["pinned"]
+    ][:1]
+    assert row["against"] == "text best-last k=3 pinned 9"
 
 
 def test_a_budget_keeps_the_latest(engine: TransformersEngine, conversation: locomo.Conversation) -> None:

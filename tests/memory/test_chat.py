@@ -55,6 +55,31 @@ def test_memories_stand_as_they_were_said_where_that_is_asked_for(
         open_memory(injection={"order": "random"})
 
 
+def test_memories_stand_by_session_the_most_relevant_ones_last(
+    open_memory: OpenMemory, engine: WatchedEngine
+) -> None:
+    memory = open_memory(injection={"order": "sessions"})
+    say(memory, "My cat is grey", "I moved to Porto", at="2024-03-01")
+    say(memory, "I like rain", at="2024-04-01")
+    say(memory, "My sister plays the cello", "What is my cat called? Miso", at="2024-01-01")
+    memory.flush()
+    memory.chat("What is my cat called?", **ADA, max_tokens=2)
+    text = words(engine, engine.asked[-1][0])
+    said = ["I like rain", "My cat is grey", "I moved to Porto", "My sister plays", "called? Miso"]
+    assert sorted(said, key=text.index) == said
+
+
+def test_a_budget_of_tokens_leaves_out_the_least_relevant(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"tokens": 60, "k": 50})
+    say(memory, *FACTS, *(f"I have a plant, it is number {number}" for number in range(12)))
+    memory.flush()
+    prepared = memory.prepare("What is my cat called?", **ADA)
+    assert prepared.memories[0].text == FACTS[0]
+    assert len(prepared.memories) + len(prepared.dropped) == len(FACTS) + 12
+    facts = [segment for segment in prepared.prompt.segments if segment.tag]
+    assert 30 < sum(len(segment.ids) for segment in facts) <= 60
+
+
 def test_the_text_path_has_the_very_same_ids(memory: Memory) -> None:
     say(memory, *FACTS)
     memory.flush()

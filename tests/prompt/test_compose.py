@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,26 @@ def test_more_facts_as_text_than_there_are_makes_all_of_them_text(text_last: int
     result = composed([fact(1), fact(2), fact(3)], text_last=text_last)
     assert stood(result) == ["fact 1", "fact 2", "fact 3"]
     assert len(result.prompt.composition) == 1
+
+
+def test_pinned_facts_stay_where_they_stand_whatever_their_score() -> None:
+    facts = [replace(fact(1, score=0.9), pinned=True), fact(2, score=0.1), fact(3, score=0.2)]
+    assert stood(composed(facts, text_last=1)) == ["fact 1", "fact 2", "fact 3"]
+    assert composed(facts, text_last=5).prompt.composition[1].tag == "fact 1"
+
+
+def test_pinned_facts_are_left_out_last() -> None:
+    facts = [replace(fact(1, score=0.0), pinned=True), fact(2, score=0.1), fact(3, score=0.2)]
+    assert stood(composed(facts, room=4)) == ["fact 1", "fact 3"]
+    assert stood(composed(facts, room=2)) == ["fact 1"]
+
+
+def test_a_budget_of_facts_is_room_too() -> None:
+    facts = [fact(1, score=0.1), fact(2, score=0.2), fact(3, length=9)]
+    result = compose(FRAME, facts, owner="maya", max_tokens=1000, most_of_facts=2, preamble_key="preamble")
+    assert stood(result) == ["fact 2"]
+    assert [one.tag for one in result.dropped] == ["fact 1", "fact 3"]
+    assert compose(FRAME, facts, owner="maya", max_tokens=FIXED + 4, most_of_facts=100).dropped == (facts[2],)
 
 
 def test_of_equally_relevant_facts_the_later_ones_stand_last() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from inferscale_memory.bench.accuracy.blobs import Blobs
-from inferscale_memory.bench.accuracy.encodings import Material, encoding
+from inferscale_memory.bench.accuracy.encodings import Material, encoding, pinned
 from inferscale_memory.bench.accuracy.locomo import Conversation, Fact, Question
 from inferscale_memory.bench.accuracy.measures import divergence, exact_match, nll, token_f1
 from inferscale_memory.bench.accuracy.settings import Setting
@@ -35,6 +35,7 @@ class Asker:
         self._conversation = conversation
         self._generate = generate
         self._template = PromptTemplate(engine.tokenizer)
+        self._fronts: dict[int, list[int]] = {}
         self._ids = [self._template.fact_ids(fact.line) for fact in conversation.facts]
 
     @cached_property
@@ -46,11 +47,14 @@ class Asker:
         return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
     @cached_property
+    def _material(self) -> Material:
+        return Material(self._conversation.facts, self._vectors @ self._vectors.T)
+
+    @cached_property
     def blobs(self) -> Blobs:
         """The facts' blobs, and what they have cost."""
-        material = Material(self._conversation.facts, self._vectors @ self._vectors.T)
         preamble = self._template.encode_preamble
-        return Blobs(self._engine, self._conversation.name, material, self._ids, preamble)
+        return Blobs(self._engine, self._conversation.name, self._material, self._ids, preamble)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -139,13 +143,22 @@ class Asker:
         if setting.path == "none":
             return Prompt(owner, (Segment(self._template.plain(messages)),))
         chosen = self._chosen(setting, ranked)
-        places = arranged(chosen, setting.order, self._conversation.facts)
+        front = self._pinned(setting.pinned)
+        behind = [place for place in chosen if place not in front]
+        places = [*front, *arranged(behind, setting.order, self._conversation.facts)]
         keys: dict[int, str] = {}
         preamble = None
         if setting.path == "injected":
-            preamble, keys = self.blobs.preamble, self.blobs.keys(encoding(setting.encoding), places)
-        score = {place: -rank for rank, place in enumerate(chosen)}
-        lines = [Line(self._ids[place], keys.get(place), None, float(score[place])) for place in places]
+            how = encoding(setting.encoding)
+            preamble, keys = (
+                self.blobs.preamble,
+                self.blobs.keys(pinned(how, front) if front else how, places),
+            )
+        score = {place: float(-rank) for rank, place in enumerate(behind)}
+        lines = [
+            Line(self._ids[place], keys.get(place), None, score.get(place, 0.0), pinned=place in front)
+            for place in places
+        ]
         composed = compose(
             self._template.split(messages),
             lines,
@@ -160,6 +173,12 @@ class Asker:
                 f"{self._engine.max_model_len}: recall less"
             )
         return composed.prompt
+
+    def _pinned(self, count: int) -> list[int]:
+        """Places of the facts that stand in front of every question's, in order."""
+        if count not in self._fronts:
+            self._fronts[count] = self._material.central(count) if count else []
+        return self._fronts[count]
 
     def _chosen(self, setting: Setting, ranked: Sequence[int]) -> list[int]:
         """Places of the facts that are to stand, the most relevant first; of a whole memory, as they were said."""

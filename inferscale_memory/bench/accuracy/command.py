@@ -37,8 +37,13 @@ def main(argv: Sequence[str] = ()) -> int:
         key_scales=options.key_scale,
         tokens=options.tokens,
         text_orders=options.text_orders,
+        pinned=options.pinned,
     )
     conversations = locomo.load(options.data, options.conversations, options.facts, dated=not options.undated)
+    if options.first is not None:
+        if options.facts:
+            raise ConfigurationError("--first counts turns: leave out --facts")
+        conversations = [conversation.beginning(options.first) for conversation in conversations]
     log = Log(options.out, _about(options))
     if not options.report:
         _run(options, conversations, settings, log)
@@ -191,11 +196,12 @@ def _judge(
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
     """What must be the same for two records to be comparable."""
+    first = "" if options.first is None else f", the first {options.first}"
     return {
         "model": str(options.model or "demo"),
         "engine": options.engine,
         "dtype": options.dtype,
-        "facts": f"{options.facts or 'turns'}{' undated' if options.undated else ''}",
+        "facts": f"{options.facts or 'turns'}{' undated' if options.undated else ''}{first}",
         "generate": options.generate,
     }
 
@@ -289,6 +295,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--whole", type=int, nargs="+", default=[], metavar="TOKENS", help="budgets of whole memories"
+    )
+    parser.add_argument(
+        "--first",
+        type=int,
+        metavar="TURNS",
+        help="only these turns, and the questions whose evidence is in them",
+    )
+    parser.add_argument(
+        "--pinned",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="FACTS",
+        help="that stand in front of every question's: those oftenest among the nearest of others",
     )
     parser.add_argument("--key-scale", type=float, nargs="+", default=[1.0])
     parser.add_argument(

@@ -15,14 +15,14 @@
     stacked:8:two   the same, but the blobs it stands on were encoded behind the preamble only
     chain           behind the preamble and every fact before it
 
-A context never holds the fact itself, nor anything twice.
+A context never holds the fact itself, nor anything twice. `pinned` puts a chain of facts in front of all others.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,15 @@ class Material:
         others = np.array([other for other in among if other != place], dtype=np.int64)
         ranked = others[np.argsort(-self.similarity[place, others], kind="stable")[:n]]
         return [int(other) for other in ranked[::-1]]
+
+    def central(self, count: int, n: int = 8) -> list[int]:
+        """The `count` facts that are oftenest among the n nearest of others, in order: a stand-in for what an app would
+        pin."""
+        everything = range(len(self.facts))
+        often = np.zeros(len(self.facts), dtype=np.int64)
+        for place in everything:
+            often[self.nearest(place, n, everything)] += 1
+        return sorted(int(place) for place in np.argsort(-often, kind="stable")[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,25 @@ def encoding(name: str) -> Encoding:
         return Encoding(name, True, lambda material, place: _near(material, place, n, 0, ":known"), base=base)
     n, w, which = int(parts["near"]), int(parts["turns"] or 0), parts["which"]
     return Encoding(name, True, lambda material, place: _near(material, place, n, w, which))
+
+
+def pinned(how: Encoding, front: Sequence[int]) -> Encoding:
+    """`how` behind a chain: those of the facts `front` that were there before a fact stand before its context, and
+    nothing else before each other.
+
+    Raises:
+        ConfigurationError: `how` does not stand on its own blobs.
+    """
+    if how.base != how.name:
+        raise ConfigurationError(f"facts are pinned before stacked:N, not before {how.name}")
+
+    def context(material: Material, place: int) -> list[int]:
+        before = [other for other in front if other < place]
+        rest = [] if place in front else how.context(material, place)
+        return before + [other for other in rest if other not in front]
+
+    name = f"{how.name} pinned {len(front)}"
+    return replace(how, name=name, context=context, base=name)
 
 
 def _nothing(material: Material, place: int) -> list[int]:

@@ -41,12 +41,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its gold answer and its category (a key of `CATEGORIES`)."""
+    """A question, its gold answer and its category (a key of `CATEGORIES`).
+
+    Attributes:
+        evidence: places of the turns that the answer is in; -1 for one that is not in the conversation.
+    """
 
     text: str
     answer: str
     category: int
     name: str
+    evidence: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,15 @@ class Conversation:
         """`count` of the questions, the same ones for the same seed; more of them contain fewer."""
         drawn = sorted(self.questions, key=lambda question: random.Random(f"{seed} {question.name}").random())
         return drawn if count is None else drawn[:count]
+
+    def beginning(self, count: int) -> Conversation:
+        """Only its first `count` turns, and the questions whose evidence lies in them."""
+        asked = (
+            question
+            for question in self.questions
+            if question.evidence and all(0 <= place < count for place in question.evidence)
+        )
+        return replace(self, facts=self.facts[:count], questions=tuple(asked))
 
 
 def load(
@@ -93,12 +107,16 @@ def load(
 def _conversation(path: Path, extracted: Any, dated: bool) -> Conversation:
     data = _read(path)
     try:
-        turns = _turns(data.get("conversation", data))
+        turns, said = _turns(data.get("conversation", data))
         if extracted is not None:
             turns = [_extracted(item, place) for place, item in enumerate(extracted[path.stem])]
         questions = [
             Question(
-                str(item["question"]), str(item["answer"]), int(item["category"]), f"{path.stem} {number}"
+                str(item["question"]),
+                str(item["answer"]),
+                int(item["category"]),
+                f"{path.stem} {number}",
+                tuple(said.get(str(turn), -1) for turn in item.get("evidence", ())),
             )
             for number, item in enumerate(data["qa"])
             if item.get("category") in CATEGORIES and item.get("answer") not in (None, "")
@@ -110,9 +128,11 @@ def _conversation(path: Path, extracted: Any, dated: bool) -> Conversation:
     return Conversation(path.stem, tuple(replace(turn, dated=dated) for turn in turns), tuple(questions))
 
 
-def _turns(data: Mapping[str, Any]) -> list[Fact]:
+def _turns(data: Mapping[str, Any]) -> tuple[list[Fact], dict[str, int]]:
+    """The turns, and the place of each by the name that evidence calls it."""
     numbers = sorted(int(key.removeprefix("session_")) for key in data if key[8:].isdigit())
     facts: list[Fact] = []
+    places: dict[str, int] = {}
     for number in numbers:
         when = datetime.strptime(data[f"session_{number}_date_time"], _DATE)
         for turn in data[f"session_{number}"]:
@@ -120,8 +140,9 @@ def _turns(data: Mapping[str, Any]) -> list[Fact]:
             if turn.get("blip_caption"):
                 text = f"{text} [shares {turn['blip_caption']}]"
             if text.strip():
+                places[str(turn.get("dia_id"))] = len(facts)
                 facts.append(Fact(text, str(turn["speaker"]), when, number, len(facts)))
-    return facts
+    return facts, places
 
 
 def _extracted(item: Mapping[str, Any], place: int) -> Fact:

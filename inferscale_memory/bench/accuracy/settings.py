@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from inferscale_memory.bench.accuracy.encodings import encoding
+from inferscale_memory.bench.accuracy.encodings import pinned as behind
 from inferscale_memory.errors import ConfigurationError
 
 ORDERS = ("best-last", "chronological", "sessions")
@@ -28,6 +29,7 @@ class Setting:
         tokens: instead of k, as many of the most relevant as fit so many tokens.
         budget: tokens; then not k facts are recalled, but all of the latest that fit stand in the order they were said.
         key_scale: what the keys of facts are multiplied by.
+        pinned: how many facts, the same for every question, stand in front as well.
     """
 
     path: str
@@ -38,6 +40,7 @@ class Setting:
     budget: int = 0
     key_scale: float = 1.0
     tokens: int = 0
+    pinned: int = 0
 
     @property
     def name(self) -> str:
@@ -46,6 +49,7 @@ class Setting:
         many = f"{self.tokens} tokens" if self.tokens else many
         parts = [self.path, self.encoding, self.order, many if self.path != "none" else ""]
         parts += [f"m={self.m}" if self.m else "", f"x{self.key_scale:g}" if self.key_scale != 1.0 else ""]
+        parts += [f"pinned {self.pinned}" if self.pinned else ""]
         return " ".join(part for part in parts if part)
 
     @property
@@ -87,6 +91,7 @@ def grid(
     key_scales: Sequence[float] = (1.0,),
     tokens: Sequence[int] = (),
     text_orders: Sequence[str] = (),
+    pinned: Sequence[int] = (0,),
 ) -> list[Setting]:
     """Every combination, with all the text paths that they are held against, and no memory; text first.
 
@@ -105,18 +110,25 @@ def grid(
         any(count < 1 for count in (*ks, *tokens))
         or any(m < 0 for m in ms)
         or any(s <= 0 for s in key_scales)
+        or any(count < 0 for count in pinned)
     ):
-        raise ConfigurationError("k and tokens must be at least 1, m at least 0, and a scale above 0")
+        raise ConfigurationError(
+            "k and tokens must be at least 1, m and pinned at least 0, and a scale above 0"
+        )
+    for name in encodings if any(pinned) else ():
+        behind(encoding(name), ())  # refuses those that cannot
     recalled = [(k, 0) for k in ks] + [(0, count) for count in tokens]
     injected = [
-        Setting("injected", name, order, m, k, 0, scale, count)
-        for (k, count), order, name, m, scale in product(recalled, orders, encodings, ms, key_scales)
+        Setting("injected", name, order, m, k, 0, scale, count, front)
+        for (k, count), order, name, m, scale, front in product(
+            recalled, orders, encodings, ms, key_scales, pinned
+        )
         if (m <= k or count) and name != "chain"
     ]
     injected += [Setting("injected", "chain", "chronological", 0, 0, budget) for budget in budgets]
     texts = [
-        Setting("text", "", order, 0, k, tokens=count)
-        for (k, count), order in product(recalled, (*orders, *text_orders))
+        Setting("text", "", order, 0, k, tokens=count, pinned=front)
+        for (k, count), order, front in product(recalled, (*orders, *text_orders), pinned)
     ]
     texts += [Setting("text", "", "chronological", 0, 0, budget) for budget in budgets]
     texts += [setting.as_text for setting in injected]

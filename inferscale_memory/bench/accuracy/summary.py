@@ -39,7 +39,8 @@ def best_text(settings: Sequence[Setting], nll: Mapping[str, float], of: Setting
         setting
         for setting in settings
         if setting == setting.plainest
-        and (setting.k, setting.budget, setting.tokens) == (of.k, of.budget, of.tokens)
+        and (setting.k, setting.budget, setting.tokens, setting.pinned)
+        == (of.k, of.budget, of.tokens, of.pinned)
         and setting.path == "text"
     ]
     return min(texts, key=lambda setting: nll[setting.name], default=None)
