@@ -23,6 +23,7 @@ from inferscale_memory.memory.faiss_store import mended
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
+from inferscale_memory.memory.nearest import Nearest
 from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.past import Past, deletion
 from inferscale_memory.memory.pinned import Pinned
@@ -72,21 +73,20 @@ class Core:
         preambles = Preambles(at_hand)
         self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.whole)
         self.pinned = Pinned(self.journal, lambda: stores.vector_store, self.injection.pinned)
-        near = Neighbours(
+        nearest = Nearest(
             self.journal,
             lambda: stores.vector_store,
             lambda: stores.embedding_model,
             self.injection.neighbours,
-            self.whole,
-            self.pinned,
         )
+        neighbours = Neighbours(self.whole, self.pinned, nearest)
         self.encoder = Encoder(
             self.journal,
             self.engine,
             at_hand,
             preambles,
             w=self.injection.w,
-            neighbours=near if self.injection.in_company else None,
+            neighbours=neighbours if self.injection.in_company else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,
