@@ -343,11 +343,12 @@ class SchedulerSide:
 
     # -- injecting ----------------------------------------------------------------------------------------------
 
-    def _match_inject(self, injection: _Injection, cached: int) -> int:
+    def _match_inject(self, injection: _Injection, cached: int, beside: int = 0) -> int:
+        """Tokens that can be injected behind the `cached` ones, with `beside` more to be kept on the device."""
         entries, offset = self._leading(injection), 0
         while entries and offset + entries[0].tokens <= cached:  # wholly in the prefix cache already
             offset += entries.pop(0).tokens
-        del entries[self._store.promotable(entries) :]
+        del entries[self._store.promotable(entries, beside) :]
         total = offset + sum(entry.tokens for entry in entries)
         external = max(0, min(total, len(injection.request.prompt_token_ids) - 1) - cached)
         injection.matched = _Match(cached, external, offset, tuple(entries))
@@ -438,18 +439,25 @@ class SchedulerSide:
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
             return None, False
-        tokens, tier = len(encoding.positions), self._store.tiers[0]
-        waiting = encoding.open and encoding.rows is None and tokens <= tier.capacity
+        tokens = len(encoding.positions) if encoding.open and encoding.rows is None else 0
+        # What fills the tier now is pinned or being kept: it will be free again.
+        waiting = tokens > 0 and encoding.based + tokens <= self._store.tiers[0].capacity
         if waiting and not self._store.reservable(tokens):
-            return None, False  # what fills the tier now is pinned or being kept; it will be free again
-        if encoding.base is None or not encoding.open:
+            return None, False
+        base = encoding.base
+        if base is None or not encoding.open:
             return 0, False
-        external = self._match_inject(encoding.base, cached)
+        external = self._match_inject(base, cached, tokens)
         if external < encoding.based:
+            complete = base.refused is None and not base.missing and not cached
+            if complete and waiting:
+                return None, False
             reason = "what it stands on is not at hand; encode that first"
             if cached:
                 reason = "its nonce was used before, or it was preempted; encode again"
-            self._fail(encoding, encoding.base.refused or reason)
+            elif complete:
+                reason = "it and what it stands on do not fit the device tier; raise its budget"
+            self._fail(encoding, base.refused or reason)
             return 0, False
         return external, self._ahead
 

@@ -125,9 +125,10 @@ class BlobStore:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def promotable(self, entries: Sequence[Entry]) -> int:
-        """How many of the leading `entries` can stand on the fastest tier at once. Changes nothing."""
-        room = self._room(0)
+    def promotable(self, entries: Sequence[Entry], beside: int = 0) -> int:
+        """How many of the leading `entries` can stand on the fastest tier at once, with `beside` tokens still to be
+        reserved. Changes nothing."""
+        room = self._room(0) - beside
         seen: set[str] = set()
         for count, entry in enumerate(entries):
             stays = 0 in entry.rows and entry.key in self._pinned

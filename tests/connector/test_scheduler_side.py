@@ -462,6 +462,33 @@ def test_the_rows_of_an_encode_are_not_those_it_stands_on(folder: Path) -> None:
     assert whole(sim, [100])
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_an_encode_on_blobs_waits_until_it_and_they_fit(folder: Path, asynchronous: bool) -> None:
+    """There is room for its rows now, but only in the place of what it stands on."""
+    sim = Simulation(folder, device=100, batch=32, asynchronous=asynchronous)
+    before, marks, base = stacked(sim)
+    first = sim.add(words(60, 20), Encode("alice", ((0, 40),)), tokens=2)
+    sim.step()
+    second = sim.add(before + C, Encode("alice", ((55, 96),), (), base), tokens=2)
+    text = sim.add(words(3, 2), tokens=1)
+    assert second not in sim.step().num_scheduled_tokens
+    sim.drain()
+    assert [sim.replies[name]["error"] for name in (first, second)] == [None, None]
+    ((key, _),) = sim.replies[second]["blobs"]
+    assert sim.marks(key) == prefill(before + C, marks)[55:]
+    assert text in sim.finished, "it has held nobody up"
+    assert whole(sim, [100])
+
+
+def test_an_encode_on_blobs_that_can_never_fit_says_so(folder: Path) -> None:
+    sim = Simulation(folder, device=90)
+    before, _, base = stacked(sim)
+    reply = sim.ask(Encode("alice", ((55, 96),), (), base), before + C, tokens=2)
+    assert reply["blobs"] == []
+    assert "do not fit the device tier" in reply["error"]
+    assert whole(sim, [90])
+
+
 def test_an_encode_is_discarded_when_a_blob_it_stands_on_is_forgotten_meanwhile(folder: Path) -> None:
     sim = Simulation(folder, batch=16)
     before, _, base = stacked(sim)
