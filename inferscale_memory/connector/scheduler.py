@@ -453,7 +453,7 @@ class SchedulerSide:
             if complete and waiting:
                 return None, False
             reason = "what it stands on is not at hand; encode that first"
-            if cached:
+            if cached or encoding.rows is not None:
                 reason = "its nonce was used before, or it was preempted; encode again"
             elif complete:
                 reason = "it and what it stands on do not fit the device tier; raise its budget"

@@ -105,7 +105,8 @@ class Chat:
         self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
     ) -> list[dict[str, Any]]:
         """The k memories of a scope that are nearest to the question that `messages` end with, as mem0's `search`
-        returns them, best first, each with its score.
+        returns them, best first, each with its score; before them those that are pinned, or instead of them the whole
+        memory, if the configuration says so.
 
         Raises:
             ValueError: no scope, as mem0's `search` says it.

@@ -216,7 +216,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         Args:
             messages: a question, or a conversation that ends with one.
             user_id, agent_id, run_id: whose memories; at least one.
-            k: how many memories, by default `injection.k`.
+            k: how many memories besides pinned ones, by default `injection.k`; 0 for none at all.
             stream: yield the answer piece by piece; the last piece carries the reply.
             max_tokens: most tokens of the answer; room is left for them.
             inject: False prefills the very same prompt as text.

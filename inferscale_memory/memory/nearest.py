@@ -7,7 +7,7 @@ else's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from inferscale_memory.journal import Fact, Journal
@@ -38,17 +38,19 @@ class Nearest:
         self._store = store
         self._embedder = embedder
 
-    def before(self, fact: Fact) -> list[Fact]:
-        """At most n facts as the journal knows them, the nearest last. None where they cannot be searched for."""
+    def before(self, fact: Fact, besides: Collection[Fact] = ()) -> list[Fact]:
+        """At most n facts as the journal knows them, the nearest last, and none of `besides`. None at all where they
+        cannot be searched for."""
         if not self.n:
             return []
+        scope, out = Scope.read(fact.scope), {other.fact for other in besides}
         try:
             vector = self._embedder().embed(fact.text, "search")
             found = self._store().search(
                 query=fact.text,
                 vectors=vector,
-                top_k=_LATER * (self.n + 1),
-                filters=Scope.read(fact.scope).ids,
+                top_k=_LATER * (self.n + 1) + len(besides),
+                filters=scope.ids,
             )
         except Exception as error:  # whatever embedders and stores raise
             _log.warning(
@@ -60,8 +62,13 @@ class Nearest:
         own = places.pop(fact.fact, None)
         if own is None:  # forgotten meanwhile
             return []
-        nearest = [name for name in dict.fromkeys(living) if name in places and places[name] < own][: self.n]
-        known = self._journal.facts(nearest)
-        return [
-            known[name] for name in reversed(nearest) if name in known and known[name].owner == fact.owner
+        earlier = [name for name in dict.fromkeys(living) if places.get(name, own) < own and name not in out]
+        known = self._journal.facts(earlier)
+        inside = [
+            known[name]
+            for name in earlier
+            if name in known
+            and known[name].owner == fact.owner
+            and scope.covers(Scope.read(known[name].scope))
         ]
+        return inside[: self.n][::-1]

@@ -24,10 +24,11 @@ class Neighbours:
         """A fact's neighbours, as the journal knows them. Before a pinned fact stand pinned ones only."""
         everything = self._whole.before(fact)
         if everything is not None:
-            return Near(fact, tuple(everything), whole=True)
-        front, among_them = self._pinned.before(fact)
-        nearest = [] if among_them else self._nearest.before(fact)
-        return Near(fact, (*front, *(other for other in nearest if other not in front)))
+            return Near(fact, tuple(everything), whole=True, turns=False)
+        front, pinned = self._pinned.before(fact)
+        if pinned:
+            return Near(fact, tuple(front), turns=False)
+        return Near(fact, (*front, *self._nearest.before(fact, besides=front)))
 
     def chained(self, fact: Fact) -> bool:
         """Whether the fact is to be encoded behind all before it."""

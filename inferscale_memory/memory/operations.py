@@ -29,7 +29,7 @@ from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.heard import Attempt, attempt
 from inferscale_memory.memory.instance import core_of, never_had_core
-from inferscale_memory.memory.pinned import MOST as MOST_PINNED
+from inferscale_memory.memory.pinned import LISTED
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
@@ -314,14 +314,29 @@ async def search(
         everything = await kind.wait.call(core.whole.in_order, listed)
         if everything is not None:
             return everything
-    in_front = core.pinned.filters(wanted) if Scope.of(ids).ids and k != 0 else None
+    pinned = [] if k == 0 else await _pinned(kind, memory, wanted, ids)
     k = core.injection.k if k is None else k
-    nearest = await _nearest(kind, memory, text, wanted, k) if k or in_front is None else []
-    if in_front is None:
-        return nearest
-    listing = kind.mem0.get_all(memory, filters=in_front, top_k=MOST_PINNED)
+    if pinned and not k:
+        return pinned
+    # Those that are pinned may be among the nearest, and the k come besides.
+    nearest = await _nearest(kind, memory, text, wanted, k + len(pinned))
+    names = {row["id"] for row in pinned}
+    return [*pinned, *[row for row in nearest if row["id"] not in names][:k]]
+
+
+async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[dict[str, Any]]:
+    """The memories that stand in front, of those that pass the filters `wanted`."""
+    pinned = behind(memory).pinned
+    filters = pinned.filters(wanted)
+    if filters is None or not Scope.of(ids).ids:
+        return []
+    if memory._has_advanced_operators(
+        filters
+    ):  # mem0's search takes them as its users write them, its listing not
+        filters = memory._process_metadata_filters(filters)
+    listing = kind.mem0.get_all(memory, filters=filters, top_k=LISTED)
     listed = (await kind.wait.result(listing))["results"]
-    return await kind.wait.call(core.pinned.in_front, listed, nearest)
+    return await kind.wait.call(pinned.in_order, listed)
 
 
 async def _nearest(kind: Kind, memory: Any, text: str, wanted: dict[str, Any], k: int) -> Sequence[Result]:

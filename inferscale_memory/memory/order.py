@@ -19,15 +19,13 @@ last."""
 
 
 def arranged(ranked: Sequence[Found], order: str, journal: Journal) -> list[Found]:
-    """`ranked`, of which the most relevant is the last, as they are to stand."""
-    front = [memory for memory in ranked if memory.pinned]
+    """`ranked`, of which the most relevant is the last, as they are to stand. The pinned one that was written first
+    counts as the most relevant of all."""
+    front = [memory for memory in reversed(ranked) if memory.pinned]
     behind = [memory for memory in ranked if not memory.pinned]
     as_said = order != BEST_LAST and not all(memory.whole for memory in behind)
-    if not front and not as_said:
-        return behind
-    places = journal.places(memory.recalled.id for memory in ranked)
-    front.sort(key=lambda memory: places.get(memory.recalled.id, 0))
     if as_said:
+        places = journal.places(memory.recalled.id for memory in behind)
         chronological = sorted(
             behind, key=lambda memory: (_moment(memory.words), places.get(memory.recalled.id, 0))
         )

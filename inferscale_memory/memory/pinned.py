@@ -13,10 +13,12 @@ from typing import Any
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.words import is_expired
+from inferscale_memory.memory.words import is_expired, payload_of
 
 MOST = 256
-"""As many of a scope are looked for: more would leave no room for what is recalled."""
+"""As many of a scope stand, those that were written first: more would leave no room for what is recalled."""
+LISTED = 4 * MOST
+"""As many rows are looked through."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,34 +40,47 @@ class Pinned:
         nothing is pinned."""
         return {**wanted, self.mark: True} if self.mark and self.mark not in wanted else None
 
-    def in_front(
-        self, listed: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """What mem0 lists of a scope's pinned facts, marked as `pinned`, then what its search found besides."""
-        places = self._journal.places(str(row["id"]) for row in listed)
-        written = sorted(listed, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
-        names = {row["id"] for row in written}
-        front = [{**row, "score": 1.0, "pinned": True} for row in written]
-        return [*front, *(dict(row) for row in found if row["id"] not in names)]
+    def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """What mem0 lists of a scope's pinned facts, as its search would return them, in the order written and each
+        marked as `pinned`."""
+        rows = {str(row["id"]): row for row in listed if self._marked(payload_of(row))}
+        return [{**rows[name], "score": 1.0, "pinned": True} for name in self._first(list(rows))]
 
     def before(self, fact: Fact) -> tuple[list[Fact], bool]:
         """The pinned facts that were written before `fact` and carry its ids, in order; and whether it is one."""
-        wanted = self.filters(Scope.read(fact.scope).ids)
+        scope = Scope.read(fact.scope)
+        wanted = self.filters(scope.ids)
         if wanted is None:
             return [], False
         try:
-            rows = rows_of(self._store().list(filters=wanted, top_k=MOST))
+            rows = rows_of(self._store().list(filters=wanted, top_k=LISTED))
         except Exception as error:  # whatever stores raise
             _log.warning(
                 "memory %s is not encoded behind pinned ones: they cannot be listed (%s)", fact.fact, error
             )
             return [], False
-        names = [str(row.id) for row in rows if not is_expired(row.payload or {})]
-        places = self._journal.places([fact.fact, *names])
-        own = places.get(fact.fact)
-        if own is None:  # forgotten meanwhile
-            return [], False
-        earlier = sorted((name for name in names if places.get(name, own) < own), key=places.__getitem__)
-        known = self._journal.facts(earlier)
-        facts = [known[name] for name in earlier if name in known]
-        return [other for other in facts if other.owner == fact.owner], fact.fact in names
+        names = [str(row.id) for row in rows if self._marked(row.payload or {})]
+        known = self._journal.facts(names)
+        inside = [
+            name
+            for name, other in known.items()
+            if other.owner == fact.owner and scope.covers(Scope.read(other.scope))
+        ]
+        first = self._first(inside)
+        if fact.fact in first:
+            return [known[name] for name in first[: first.index(fact.fact)]], True
+        places = self._journal.places([fact.fact, *first])
+        own = places.get(fact.fact, 0)  # 0: forgotten meanwhile
+        return [known[name] for name in first if places.get(name, own) < own], False
+
+    def _marked(self, payload: Mapping[str, Any]) -> bool:
+        """Whether a row is pinned and lives. Stores do not all compare as strictly as they should."""
+        return payload.get(self.mark) is True and not is_expired(payload)
+
+    def _first(self, names: Sequence[str]) -> list[str]:
+        """Those that stand, in the order written."""
+        places = self._journal.places(names)
+        written = sorted(names, key=lambda name: (places.get(name, 0), name))
+        if len(written) > MOST:
+            _log.warning("%d memories of one scope are pinned: the first %d stand", len(written), MOST)
+        return written[:MOST]

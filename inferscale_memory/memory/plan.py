@@ -133,7 +133,7 @@ class Planner:
         from there on they are prefilled. What a turn says stands once; what does not fit is left out from the front.
         """
         fact = near.fact
-        turns = [] if near.whole else self._turns_before(fact)
+        turns = self._turns_before(fact) if near.turns else []
         spoken = {item.fact.fact for item in turns if item.fact is not None}
         before = [other for other in near.neighbours if other.fact not in spoken]
         group = [*map(self._fact_item, before), *turns, self._fact_item(fact)]

@@ -92,24 +92,26 @@ class Recall:
     # -- before the answer -----------------------------------------------------------------------------------
 
     def read(self, results: Sequence[Result]) -> list[Found]:
-        """Search results, pinned ones before the most relevant; of equally relevant ones the newest.
+        """Search results, the most relevant first; of equally relevant ones the newest. Before them those that are
+        pinned, as they come.
 
         Scores of one search and the next differ in their last digits: unrounded, two facts that say the same
         would change places now and then, and the same question would have another prompt.
         """
-        found = []
+        pinned: list[Found] = []
+        found: list[Found] = []
         for result in results:
             payload = payload_of(result)
             words, owner = words_of(payload), Scope.of(payload).owner
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
             tag = fact_tag(owner, recalled.id)
-            whole, pinned = result.get("whole") is True, result.get("pinned") is True
-            found.append(Found(recalled, words, owner, tag, self.line_ids(words.line), whole, pinned))
+            whole, front = result.get("whole") is True, result.get("pinned") is True
+            item = Found(recalled, words, owner, tag, self.line_ids(words.line), whole, front)
+            (pinned if front else found).append(item)
         found.sort(key=lambda item: item.recalled.id)
         found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
         found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)
-        found.sort(key=lambda item: not item.pinned)
-        return found
+        return pinned + found
 
     def prepare(
         self,
@@ -151,7 +153,7 @@ class Recall:
             facts,
             owner=scope.owner,
             max_tokens=engine.max_model_len - max_tokens,
-            most_of_facts=self._budget(found),
+            most_of_facts=self.budget(found),
             preamble_key=self._preamble_key(engine, frame, scope.owner) if keys else None,
             text_last=self._injection.text_last,
         )
@@ -171,9 +173,10 @@ class Recall:
             search_s,
             perf_counter() - started,
             calling,
+            sum(len(fact.ids) for fact in facts if fact.tag not in dropped),
         )
 
-    def _budget(self, found: Sequence[Found]) -> int | None:
+    def budget(self, found: Sequence[Found]) -> int | None:
         """Most tokens of memories; None for as many as fit. A whole memory has a budget of its own."""
         whole = bool(found) and all(item.whole for item in found)
         return None if whole else self._injection.tokens or None

@@ -37,6 +37,7 @@ class Prepared:
         search_s: seconds for retrieval.
         compose_s: seconds for building the prompt.
         calling: the tools of the question, if it has any.
+        memory_tokens: how many tokens the memories in the prompt have.
     """
 
     prompt: Prompt
@@ -45,6 +46,7 @@ class Prepared:
     search_s: float
     compose_s: float
     calling: Calling | None = None
+    memory_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from time import perf_counter
 from typing import Protocol
 
@@ -108,7 +109,9 @@ class Conversation:
         started = perf_counter()
         before = kept.prepared
         seen = {memory.id for memory in before.memories}
-        new = [item for item in self._core.recall.read(results) if item.recalled.id not in seen]
+        found = self._core.recall.read(results)
+        unseen = [item for item in found if item.recalled.id not in seen]
+        new = _fitting(unseen, self._core.recall.budget(found), before.memory_tokens)
         template, engine = self._core.engine.template, self._core.engine.get()
         turn = _turn_ids(template, _with_memories(text, new))
         if turn is None:
@@ -120,9 +123,10 @@ class Conversation:
         return Prepared(
             prompt,
             (*(item.recalled for item in new), *before.memories),
-            before.dropped,
+            tuple(item.recalled for item in unseen if item not in new),
             search_s,
             perf_counter() - started,
+            memory_tokens=before.memory_tokens + sum(len(item.ids) for item in new),
         )
 
     def _remember(self, text: str, prepared: Prepared, reply: Reply) -> None:
@@ -180,6 +184,13 @@ class AsyncChatSession(Conversation):
 def _unended(answer: tuple[int, ...], special: Collection[int]) -> tuple[int, ...]:
     """An answer without the token that ended it: the chat template ends the turn itself."""
     return answer[:-1] if answer and answer[-1] in special else answer
+
+
+def _fitting(unseen: Sequence[Found], budget: int | None, standing: int) -> list[Found]:
+    """The first of `unseen` that fit a budget of tokens, of which `standing` are taken."""
+    sizes = accumulate((len(item.ids) for item in unseen), initial=standing)
+    next(sizes)
+    return [item for item, size in zip(unseen, sizes, strict=True) if budget is None or size <= budget]
 
 
 def _with_memories(text: str, new: Sequence[Found]) -> str:

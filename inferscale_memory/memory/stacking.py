@@ -18,11 +18,13 @@ class Near:
 
     Attributes:
         whole: the neighbours are all facts before it, in the order in which they were written.
+        turns: whether turns of its session may stand between them and it; not in a chain.
     """
 
     fact: Fact
     neighbours: tuple[Fact, ...] = ()
     whole: bool = False
+    turns: bool = True
 
 
 def waves(facts: Iterable[Near]) -> Iterator[list[Near]]:

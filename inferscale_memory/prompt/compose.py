@@ -22,7 +22,7 @@ class Fact:
         key: blob key; None when it has no blob.
         tag: its name, by which it is forgotten.
         score: relevance; higher is more relevant.
-        pinned: whatever was asked it stays, where it stands: it is left out last, and never moved.
+        pinned: it stays, whatever was asked: it is left out last, and is never moved as one of the most relevant.
     """
 
     ids: tuple[int, ...]

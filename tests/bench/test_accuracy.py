@@ -44,7 +44,7 @@ SESSIONS = [
 QA = [
     ("What is the cat called?", "Miso", 4, ["D1:1"]),
     ("Where does the cat sleep?", "on the radiator", 4, ["D1:3"]),
-    ("Where did Alice move?", "Porto", 1, ["D1:9", "D2:1"]),
+    ("Where did Alice move?", "Porto", 1, ["D1:9; D2:1"]),
     ("When is the wedding?", "June", 2, ["D1:1", "D3:1"]),
     ("What does Alice not say?", "nothing", 5, []),
 ]
@@ -287,18 +287,21 @@ def test_a_chain_is_exact_and_facts_alone_are_not(
 def test_pinned_facts_are_a_chain_in_front_of_what_is_recalled(
     engine: TransformersEngine, conversation: locomo.Conversation
 ) -> None:
-    settings = grid(encodings=["stacked:2"], orders=["best-last"], ms=[0, 2], ks=[3], pinned=[0, 9])
+    settings = grid(encodings=["stacked:2"], orders=["best-last"], ms=[0, 2], ks=[3], pinned=[0, 2, 9])
     found, asker = asked(engine, conversation, settings)
+    few = found["injected stacked:2 best-last k=3 pinned 2"]
+    assert all(record["kl"] > 1e-6 for record in few), "what is recalled was encoded in other company"
+    moved = found["injected stacked:2 best-last k=3 m=2 pinned 2"]
+    assert all(a["injected_tokens"] > b["injected_tokens"] for a, b in zip(few, moved, strict=True))
     chain = found["injected stacked:2 best-last k=3 pinned 9"]
     tokens = len(asker._template.encode_preamble) + sum(len(ids) for ids in asker._ids)
     assert {record["injected_tokens"] for record in chain} == {tokens}, "all stand, none of them twice"
     assert max(record["kl"] for record in chain) < 1e-6
     assert found["injected stacked:2 best-last k=3 m=2 pinned 9"][0]["injected_tokens"] == tokens
     assert max(record["kl"] for record in found["injected stacked:2 best-last k=3"]) > 1e-4
-    [row] = [
-        row for row in rows(settings, [r for records in found.values() for r in records]) if row["pinned"]
-    ][:1]
-    assert row["against"] == "text best-last k=3 pinned 9"
+    for row in rows(settings, [record for records in found.values() for record in records]):
+        if row["pinned"]:
+            assert row["against"] == f"text best-last k=3 pinned {row['pinned']}"
 
 
 def test_a_budget_keeps_the_latest(engine: TransformersEngine, conversation: locomo.Conversation) -> None:

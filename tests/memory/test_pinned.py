@@ -59,6 +59,17 @@ def order(engine: WatchedEngine) -> list[str]:
     return sorted((fact for fact in (*PINNED, *OTHERS) if fact in prompt), key=prompt.index)
 
 
+def encoded(engine: WatchedEngine, fact: str) -> str:
+    """What the last encode that kept `fact` held, as text."""
+    found = [
+        request
+        for request in engine.encoded
+        for span in request.spans
+        if fact in str(engine.tokenizer.decode(request.ids[span.start : span.stop]))
+    ]
+    return str(engine.tokenizer.decode(found[-1].ids))
+
+
 def test_they_stand_in_front_as_they_were_written_and_the_k_behind_them(
     memory: Memory, engine: WatchedEngine
 ) -> None:
@@ -69,9 +80,30 @@ def test_they_stand_in_front_as_they_were_written_and_the_k_behind_them(
     reply = asked(memory, k=2)
     assert order(engine) == [*PINNED, OTHERS[1], OTHERS[0]]
     assert set(injected(reply)) == {*PINNED, *OTHERS[:2]}
-    assert texts(reply)[:3] != OTHERS[:3]
-    assert texts(asked(memory, k=6)).count(PINNED[0]) == 1, "recalled besides, it stands once"
-    assert len(texts(asked(memory))) == 6
+    assert texts(reply) == [*PINNED, OTHERS[0], OTHERS[1]], "the first written, then the most relevant"
+    assert len(texts(asked(memory))) == 6, "each stands once"
+
+
+def test_one_that_is_the_nearest_takes_nobodys_place(memory: Memory, engine: WatchedEngine) -> None:
+    pin(memory, *PINNED, *(f"{fact} now" for fact in PINNED))
+    say(memory, *OTHERS)
+    memory.flush()
+    reply = asked(memory, question="What can Ada not eat? Does Ada speak Portuguese?", k=1)
+    assert len(texts(reply)) == 7
+    assert texts(reply)[6] in OTHERS
+
+
+def test_near_pinned_ones_leave_room_for_other_neighbours(
+    open_memory: OpenMemory, engine: WatchedEngine
+) -> None:
+    memory = open_memory(injection={"pinned": "pinned", "neighbours": 1})
+    pin(memory, "My cat sleeps on the radiator too", "My cat sleeps on the bed")
+    say(memory, OTHERS[0])
+    say(memory, OTHERS[1])
+    memory.flush()
+    text = str(engine.tokenizer.decode(engine.encoded[-1].ids))
+    assert OTHERS[1] in text
+    assert OTHERS[0] in text
 
 
 def test_alone_they_are_exact(open_memory: OpenMemory) -> None:
@@ -82,6 +114,22 @@ def test_alone_they_are_exact(open_memory: OpenMemory) -> None:
     reply = asked(memory)
     assert set(injected(reply)) == set(PINNED)
     assert reply.completion.injected_tokens > 0
+    assert apart(reply, asked(memory, inject=False)) < CLOSE
+
+
+def test_they_are_exact_whatever_was_said_before_them(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"pinned": "pinned", "k": 0, "w": 2})
+    for number, fact in enumerate(PINNED):
+        said = [{"role": "user", "content": text} for text in (OTHERS[number], fact)]
+        [other, one] = memory.add(said, infer=False, timestamp="2024-05-12T10:00:00", **ADA)["results"]
+        memory.update(one["id"], metadata={"pinned": True})
+        assert other["memory"] == OTHERS[number]
+    memory.flush()
+    for number in range(3):
+        memory.update(asked(memory).memories[number].id, f"{PINNED[number]}, still")  # encoded anew, pinned
+    memory.flush()
+    reply = asked(memory)
+    assert injected(reply) == [f"{fact}, still" for fact in PINNED]
     assert apart(reply, asked(memory, inject=False)) < CLOSE
 
 
@@ -106,8 +154,7 @@ def test_what_is_written_later_is_encoded_behind_them(memory: Memory, engine: Wa
     assert max(text.index(fact) for fact in PINNED) < text.index(OTHERS[0]) < text.index(OTHERS[1])
     assert len(request.base) == 1 + 4, "from their blobs"
     assert request.spans[0].start == request.base_tokens
-    pins = [r for r in engine.encoded if PINNED[1] in str(engine.tokenizer.decode(r.ids[r.spans[0].start :]))]
-    assert OTHERS[0] not in str(engine.tokenizer.decode(pins[-1].ids)), "before a pinned one stands no other"
+    assert OTHERS[0] not in encoded(engine, PINNED[1]), "before a pinned one stands no other"
 
 
 def test_one_that_is_forgotten_or_unpinned(memory: Memory, engine: WatchedEngine) -> None:
@@ -151,9 +198,74 @@ def test_a_call_that_wants_nothing_or_says_what_is_marked(memory: Memory) -> Non
     assert texts(asked(memory, k=0)) == []
     assert set(texts(asked(memory, filters={"pinned": False}))) == set()
     assert set(texts(asked(memory, filters={"role": "nobody"}))) == set(), "they pass the filters too"
+    either = {"OR": [{"role": "nobody"}, {"role": "user"}]}
+    assert texts(asked(memory, filters=either, k=1))[:3] == PINNED
+    assert texts(asked(memory, filters={"role": {"ne": "user"}})) == []
     chat = Chat(memory=memory)
     assert chat.recall(QUESTION, ADA, k=0) == []
     assert [row["memory"] for row in chat.recall(QUESTION, ADA, k=1)][:3] == PINNED
+
+
+def test_of_more_than_fit_the_first_written_stay(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, engine: WatchedEngine
+) -> None:
+    memory = open_memory(injection={"pinned": "pinned", "k": 1, "tokens": 75, "neighbours": 0})
+    pin(memory, *PINNED)
+    say(memory, *OTHERS)
+    memory.flush()
+    reply = asked(memory)
+    assert texts(reply) == PINNED[:2]
+    assert [memory.text for memory in reply.dropped] == [PINNED[2], OTHERS[0]]
+    monkeypatch.setattr("inferscale_memory.memory.pinned.MOST", 1)
+    assert texts(asked(memory))[0] == PINNED[0]
+    assert PINNED[1] not in texts(asked(memory))
+    say(memory, "I like rain")
+    memory.flush()
+    text = str(engine.tokenizer.decode(engine.encoded[-1].ids))
+    assert [fact for fact in PINNED if fact in text] == PINNED[:1]
+
+
+def test_pinned_for_a_run_they_are_in_front_there_alone(memory: Memory, engine: WatchedEngine) -> None:
+    pin(memory, PINNED[0], user_id="ada", run_id="one")
+    pin(memory, PINNED[1])
+    say(memory, OTHERS[0], user_id="ada", run_id="two")
+    say(memory, OTHERS[1], user_id="ada", run_id="one")
+    memory.flush()
+    assert texts(asked(memory, run_id="two")) == [OTHERS[0]]
+    assert texts(asked(memory, run_id="one")) == [PINNED[0], OTHERS[1]]
+    assert texts(asked(memory))[:2] == PINNED[:2]
+    assert PINNED[0] not in encoded(engine, OTHERS[0])
+    assert PINNED[0] in encoded(engine, OTHERS[1])
+    assert PINNED[1] not in encoded(engine, OTHERS[1]), "it does not carry the run"
+
+
+def test_a_session_keeps_to_the_budget(open_memory: OpenMemory) -> None:
+    memory = open_memory(injection={"tokens": 75, "k": 20})
+    say(memory, *PINNED, *OTHERS)
+    memory.flush()
+    session = memory.session(**ADA)
+    first = memory.chat(QUESTION, session=session, max_tokens=2)
+    assert 0 < len(first.memories) < 6
+    for question in (QUESTION, "When does the bakery open?", QUESTION):
+        reply = memory.chat(question, session=session, max_tokens=2)
+        assert texts(reply) == texts(first), "there is no room for more"
+        assert {memory.id for memory in reply.dropped}.isdisjoint(memory.id for memory in reply.memories)
+        assert len(reply.dropped) == 6 - len(first.memories)
+    assert len(texts(memory.chat("When does the bakery open?", **ADA, max_tokens=2))) == len(first.memories)
+
+
+def test_a_store_that_compares_loosely_pins_nothing_else(
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = memory.vector_store.list
+    loose = lambda filters=None, top_k=None: own({"user_id": "ada"}, top_k)  # noqa: E731
+    monkeypatch.setattr(memory.vector_store, "list", loose)
+    pin(memory, PINNED[0])
+    say(memory, *OTHERS)
+    say(memory, "I like rain", user_id="ada", run_id="one")
+    memory.flush()
+    assert [text for text in texts(asked(memory, k=1)) if text != OTHERS[0]] == PINNED[:1]
+    assert PINNED[0] not in encoded(engine, "I like rain"), "it does not carry the run"
 
 
 def test_a_chat_that_recalls_nothing_else(open_memory: OpenMemory) -> None:

@@ -41,8 +41,8 @@ def main(argv: Sequence[str] = ()) -> int:
     )
     conversations = locomo.load(options.data, options.conversations, options.facts, dated=not options.undated)
     if options.first is not None:
-        if options.facts:
-            raise ConfigurationError("--first counts turns: leave out --facts")
+        if options.facts or options.first < 1:
+            raise ConfigurationError("--first counts turns, at least 1: leave out --facts")
         conversations = [conversation.beginning(options.first) for conversation in conversations]
     log = Log(options.out, _about(options))
     if not options.report:

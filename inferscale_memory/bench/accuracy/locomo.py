@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -116,7 +117,7 @@ def _conversation(path: Path, extracted: Any, dated: bool) -> Conversation:
                 str(item["answer"]),
                 int(item["category"]),
                 f"{path.stem} {number}",
-                tuple(said.get(str(turn), -1) for turn in item.get("evidence", ())),
+                tuple(said.get(turn, -1) for turn in _names(item.get("evidence", ()))),
             )
             for number, item in enumerate(data["qa"])
             if item.get("category") in CATEGORIES and item.get("answer") not in (None, "")
@@ -143,6 +144,11 @@ def _turns(data: Mapping[str, Any]) -> tuple[list[Fact], dict[str, int]]:
                 places[str(turn.get("dia_id"))] = len(facts)
                 facts.append(Fact(text, str(turn["speaker"]), when, number, len(facts)))
     return facts, places
+
+
+def _names(evidence: Sequence[Any]) -> list[str]:
+    """Names of turns; some entries hold several."""
+    return [name for entry in evidence for name in re.split(r"[;,\s]+", str(entry)) if name]
 
 
 def _extracted(item: Mapping[str, Any], place: int) -> Fact:
