@@ -56,8 +56,8 @@ class Injection:
             never.
         pinned: name of a metadata key. Memories of which it is true stand in every prompt of their ids, besides the k
             and in front, in the order in which they were written; others are encoded behind them. "" for none.
-        tokens: most tokens of memories in a prompt, pinned ones included; the least relevant are left out. 0 for as many
-            as there is room for.
+        tokens: most tokens of memories in a prompt, pinned ones included; the least relevant are left out. 0 for as
+            many as there is room for.
         session_gap: seconds between two turns that end a session. A conversation with a run_id is one session.
         text_last: how many of the most relevant memories are prefilled as text behind the injected ones; they
             then attend to all others.
