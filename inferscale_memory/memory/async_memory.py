@@ -20,7 +20,8 @@ from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.instance import core_of
-from inferscale_memory.memory.legacy import accepts_old_calls, warn
+from inferscale_memory.memory.legacy import accepts_old_calls
+from inferscale_memory.memory.legacy_options import warn
 from inferscale_memory.memory.operations import Filters, Kind
 from inferscale_memory.memory.recall import Messages, Result
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk

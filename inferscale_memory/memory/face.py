@@ -18,9 +18,10 @@ from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.journal import FailedAdd
 from inferscale_memory.memory import operations
-from inferscale_memory.memory.config import Injection, Settings
+from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.core import Core
 from inferscale_memory.memory.heard import heard
+from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind

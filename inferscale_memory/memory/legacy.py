@@ -1,4 +1,4 @@
-"""Calls and configurations as mem0 0.1 and 1.x took them, turned into those of mem0 2.
+"""Calls as mem0 0.1 and 1.x took them, turned into those of mem0 2.
 
 One place for both faces. An old call gets one DeprecationWarning, at the line that made it, with the new form
 in it; values are never shown. It must change nothing about a call that mem0 2 takes, and nothing at all where
@@ -7,8 +7,6 @@ there is no real store: there mem0 answers as it does.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -16,6 +14,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
 from inferscale_memory.memory.instance import core_of
+from inferscale_memory.memory.legacy_options import warn
 from inferscale_memory.memory.scope import IDS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,14 +43,6 @@ OLD_FORMS = {
     "add": OldForm(("messages",), (*IDS, "metadata"), gone=("filters",)),
     "search": OldForm(("query",), (*IDS, "limit", "filters", "threshold"), ids_in_filters=True, limit=100),
     "get_all": OldForm((), (*IDS, "limit"), ids_in_filters=True, limit=100),
-}
-
-# Keys of a configuration: what they are called now, or None where mem0 2 has nothing for them.
-OLD_OPTIONS = {
-    "custom_fact_extraction_prompt": "custom_instructions",
-    "custom_prompt": "custom_instructions",
-    "custom_update_memory_prompt": None,
-    "graph_store": None,
 }
 
 _SHAPES: dict[Any, Callable[[Any], Any]] = {
@@ -83,32 +74,6 @@ def accepts_old_calls(method: F) -> F:
         return new.shape(method(self, *new.args, **new.options))
 
     return cast(F, call)
-
-
-def current_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration dictionary with today's keys. `config` stays as it is."""
-    options, said = dict(config), []
-    for old, new in OLD_OPTIONS.items():
-        if old not in options:
-            continue
-        value = options.pop(old)
-        if new is None:
-            said.append(f"{old} has no effect in mem0 2: leave it out")
-        else:
-            said.append(f"{old} is {new} in mem0 2: rename it")
-            if options.get(new) is None:
-                options[new] = value
-    if said:
-        warn("; ".join(said))
-    return options
-
-
-def warn(message: str) -> None:
-    """A DeprecationWarning at the line of the nearest caller that is not this library."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("inferscale_memory."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, DeprecationWarning, stacklevel=level)
 
 
 # -- inside --------------------------------------------------------------------------------------------------

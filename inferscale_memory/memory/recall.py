@@ -18,10 +18,10 @@ from inferscale_memory.errors import PromptError
 from inferscale_memory.journal import Journal
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.calling import Calling
-from inferscale_memory.memory.config import Injection
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.found import Found
+from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.order import arranged
 from inferscale_memory.memory.reply import Prepared, Recalled
 from inferscale_memory.memory.scope import Scope, fact_tag
