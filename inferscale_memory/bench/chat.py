@@ -1,11 +1,12 @@
 """`inferscale bench chat`: a conversation with recall on every turn, and what each turn waits for.
 
-    sticky      the session keeps its composition; what is newly recalled follows as text (`memory.session`)
+    session     `memory.session`: goes on from the prompt so far or is composed anew, whichever leaves less to prefill
+    sticky      a session that goes on whenever it can; what is newly recalled follows as text
     recomposed  the same session composed anew on every turn
     text        recalled memories in the system message, as an app with mem0 writes them; the prefix cache is on
 
 The conversations take turns: the same words, answers of the same length, salts of their own. With tools in the template
-there is no sticky one, because a session takes none; recomposed then is `memory.chat` with the conversation so far.
+there is no session, because it takes none; recomposed then is `memory.chat` with the conversation so far.
 """
 
 from __future__ import annotations
@@ -170,12 +171,12 @@ class _Talk(ABC):
 
 
 class _Session(_Talk):
-    """A session of the memory; `recompose` on every turn, or never."""
+    """A session of the memory: as it is, composed anew on every turn, or whenever it must be."""
 
-    def __init__(self, *args: Any, recompose: bool, **options: Any) -> None:
+    def __init__(self, *args: Any, recompose: bool = False, sticky: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self._recompose = recompose
-        self._session = self._place.memory.session(user_id=self._user_id, k=self._k)
+        self._session = self._place.memory.session(user_id=self._user_id, k=self._k, sticky=sticky)
 
     def _say(self, text: str) -> tuple[float, Completion]:
         if self._recompose:
@@ -231,13 +232,19 @@ class _Text(_Talk):
 
 # path -> (kind, how)
 _KINDS: tuple[tuple[str, type[_Talk], dict[str, Any]], ...] = (
-    ("sticky", _Session, {"tools": False, "recompose": False}),
+    ("session", _Session, {"tools": False}),
+    ("sticky", _Session, {"tools": False, "sticky": True}),
     ("recomposed", _Session, {"tools": False, "recompose": True}),
     ("text", _Text, {"tools": False}),
     ("recomposed, tools", _Whole, {"tools": True}),
     ("text, tools", _Text, {"tools": True}),
 )
-_PAIRS = (("text", "sticky"), ("recomposed", "sticky"), ("text, tools", "recomposed, tools"))
+_PAIRS = (
+    ("text", "session"),
+    ("sticky", "session"),
+    ("recomposed", "session"),
+    ("text, tools", "recomposed, tools"),
+)
 
 
 def _talks(place: Place, user: User, k: int, max_tokens: int, salt: str) -> list[_Talk]:

@@ -10,7 +10,7 @@ from inferscale_memory.errors import ConfigurationError
 _PROGRAMS = {
     "ttft": ("ttft", "time to the first token: text, injected, a prefix-cache hit, no memory"),
     "throughput": ("throughput", "requests a second of many users at once"),
-    "chat": ("chat", "a conversation of 20 turns: sticky, recomposed, and as text"),
+    "chat": ("chat", "a conversation of 20 turns: a session, sticky, recomposed, and as text"),
     "accuracy": ("accuracy.command", "how close injected memories come to text, on LoCoMo"),
     "composing": ("composing", "rotating and writing tokens, against a plain copy"),
     "index": ("index", "the vector store, against numpy and mem0's FAISS store"),

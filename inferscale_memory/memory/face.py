@@ -157,13 +157,21 @@ class Face(Generic[Session]):
         k: int | None = None,
         filters: Filters | None = None,
         system: str | None = None,
+        sticky: bool = False,
     ) -> Session:
-        """A conversation that keeps its composition from turn to turn. `system` is the app's own system
-        text."""
+        """A conversation in which each turn prefills as little as it can. It goes on from the prompt so far, with what
+        is newly recalled as text, or is composed anew, with what is recalled now injected before the conversation.
+
+        Args:
+            system: the app's own system text.
+            sticky: always go on while that is possible: then every memory that was recalled stays in the prompt.
+        """
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         core = operations.behind(self)
         search = partial(operations.search, self._kind, self, ids=ids, filters=filters)
-        session: Session = self._session(core, self._kind.wait, search, Scope.of(ids), k=k, system=system)
+        session: Session = self._session(
+            core, self._kind.wait, search, Scope.of(ids), k=k, system=system, sticky=sticky
+        )
         return session
 
     def failed_adds(self) -> list[FailedAdd]:

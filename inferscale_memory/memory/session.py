@@ -1,8 +1,9 @@
-"""A conversation: it keeps its composition, so that each turn prefills only what is new.
+"""A conversation: each turn prefills as little as it can.
 
-The token ids of a turn begin with all ids of the turn before, answer included. What is newly recalled is put
-into the user's message as text. It must never show a memory that was forgotten or reworded: then the whole
-prompt is composed anew, and so it is when the context is full.
+A turn that goes on has token ids that begin with all ids of the turn before, answer included; what is newly recalled is
+put into the user's message as text. A turn that is composed anew has what is recalled now injected before the
+conversation, which is then prefilled. Early on the latter is less, later the former. It must never show a memory that
+was forgotten or reworded: then the prompt is composed anew, and so it is when the context is full.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Conversation:
         *,
         k: int | None,
         system: str | None = None,
+        sticky: bool = False,
     ) -> None:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._core = core
@@ -64,6 +66,7 @@ class Conversation:
         self._search = search
         self._scope = scope
         self._k = k
+        self._sticky = sticky
         self._kept: _Kept | None = None
 
     def recompose(self) -> None:
@@ -73,23 +76,33 @@ class Conversation:
 
     async def _chat(self, text: str, options: SamplingOptions | None, inject: bool) -> Reply:
         called, options = perf_counter(), options or SamplingOptions()
-        prepared = await self._prepare(text, options)
+        prepared = await self._prepare(text, options, inject)
         reply = await self._core.answers.answer(self._wait, prepared, options, inject=inject, called=called)
         await self._wait.call(self._remember, text, prepared, reply)
         return reply
 
-    async def _prepare(self, text: str, options: SamplingOptions) -> Prepared:
+    async def _prepare(self, text: str, options: SamplingOptions, inject: bool) -> Prepared:
         asked = question([{"role": "user", "content": text}])
         started = perf_counter()
         results = await self._search(text=asked, k=self._k)
         search_s = perf_counter() - started
-        return await self._wait.call(self._compose, text, results, options.max_tokens, search_s)
+        return await self._wait.call(self._compose, text, results, options.max_tokens, search_s, inject)
 
-    def _compose(self, text: str, results: Sequence[Result], max_tokens: int, search_s: float) -> Prepared:
-        if self._kept is not None and self._stands(self._kept):
-            prepared = self._continued(self._kept, text, results, max_tokens, search_s)
-            if prepared is not None:
-                return prepared
+    def _compose(
+        self, text: str, results: Sequence[Result], max_tokens: int, search_s: float, inject: bool
+    ) -> Prepared:
+        kept = self._kept if self._kept is not None and self._stands(self._kept) else None
+        going_on = None if kept is None else self._continued(kept, text, results, max_tokens, search_s)
+        if kept is None or going_on is None:
+            return self._anew(text, results, max_tokens, search_s)
+        shows_more = len(going_on.memories) > len(kept.prepared.memories)
+        if self._sticky or not inject or not shows_more:
+            return going_on
+        anew = self._anew(text, results, max_tokens, search_s)
+        more = len(going_on.prompt.ids) - len(kept.prepared.prompt.ids) - len(kept.answer)
+        return anew if _not_injected(anew) < more else going_on
+
+    def _anew(self, text: str, results: Sequence[Result], max_tokens: int, search_s: float) -> Prepared:
         messages = [*self.messages, {"role": "user", "content": text}]
         return self._core.recall.prepare(
             messages, results, self._scope, max_tokens=max_tokens, search_s=search_s
@@ -150,7 +163,7 @@ class ChatSession(Conversation):
         """The same, piece by piece. An answer that is not read to its end does not become part of the
         conversation."""
         called, options = perf_counter(), options or SamplingOptions()
-        prepared = run(self._prepare(text, options))
+        prepared = run(self._prepare(text, options, inject))
         return self._remembering(text, prepared, options, inject, called)
 
     def _remembering(
@@ -174,11 +187,16 @@ class AsyncChatSession(Conversation):
     ) -> AsyncIterator[ReplyChunk]:
         """See `ChatSession.stream`; for `async for`. Nothing happens before the first piece is asked for."""
         called, options = perf_counter(), options or SamplingOptions()
-        prepared = await self._prepare(text, options)
+        prepared = await self._prepare(text, options, inject)
         async for chunk in self._core.answers.astream(prepared, options, inject=inject, called=called):
             if chunk.reply is not None:
                 await self._wait.call(self._remember, text, prepared, chunk.reply)
             yield chunk
+
+
+def _not_injected(prepared: Prepared) -> int:
+    """How many tokens are left to prefill if all that is asked for is injected."""
+    return len(prepared.prompt.ids) - sum(len(segment.ids) for segment in prepared.prompt.composition)
 
 
 def _unended(answer: tuple[int, ...], special: Collection[int]) -> tuple[int, ...]:

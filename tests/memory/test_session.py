@@ -1,4 +1,4 @@
-"""A conversation keeps its composition, and grows by appending."""
+"""A conversation keeps its composition and grows by appending, or is composed anew where that is less to prefill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,69 @@ class Talk:
 def talk(memory: Memory) -> Talk:
     say(memory, "My cat is called Miso", "I live in Porto", "My sister is a nurse")
     memory.flush()
+    return Talk(memory.session(**ADA, k=1, sticky=True))
+
+
+@pytest.fixture
+def frugal(memory: Memory) -> Talk:
+    """One that goes on or is composed anew, whichever leaves less to prefill."""
+    say(memory, "My cat is called Miso", "I live in Porto, in a house with a garden and nine windows")
+    memory.flush()
     return Talk(memory.session(**ADA, k=1))
+
+
+def goes_on(talk: Talk) -> bool:
+    """Whether the last prompt begins with all of the one before."""
+    before, after = talk.prompts[-2:]
+    return after.ids[: len(before.ids)] == before.ids
+
+
+def test_a_turn_that_recalls_more_than_was_said_is_composed_anew(frugal: Talk, engine: WatchedEngine) -> None:
+    frugal.ask("What is my cat called?")
+    reply = frugal.ask("Where do I live?")
+    assert not goes_on(frugal)
+    assert len(injected(reply)) == 1
+    assert "garden" in injected(reply)[0]
+    text = engine.tokenizer.decode(frugal.prompts[1].ids)
+    assert text.index("garden") < text.index("What is my cat called?") < text.index("Where do I live?")
+    left = [len(p.ids) - sum(len(s.ids) for s in p.composition) for p in frugal.prompts]
+    assert reply.completion.prefilled_tokens == left[1]
+
+
+def test_a_turn_that_recalls_less_than_was_said_goes_on(frugal: Talk, engine: WatchedEngine) -> None:
+    frugal.ask(f"What is my cat called? {'Purr ' * 80}")
+    reply = frugal.ask("Where do I live?")
+    assert goes_on(frugal)
+    assert injected(reply) == ["My cat is called Miso"]
+    assert len(texts(reply)) == 2
+
+
+def test_a_turn_that_recalls_nothing_new_goes_on(frugal: Talk) -> None:
+    frugal.ask("What is my cat called?")
+    frugal.ask("Is my cat really called that?")
+    assert goes_on(frugal)
+
+
+def test_where_nothing_is_injected_a_turn_goes_on(frugal: Talk) -> None:
+    for question in ("What is my cat called?", "Where do I live?"):
+        frugal.session.chat(question, options=SHORT, inject=False)
+        assert frugal.session._kept is not None
+        frugal.prompts.append(frugal.session._kept.prepared.prompt)
+    assert goes_on(frugal)
+    *_, last = frugal.session.stream("And what is it called, my cat?", options=SHORT, inject=False)
+    frugal.prompts.append(frugal.session._kept.prepared.prompt)
+    assert goes_on(frugal)
+    assert last.reply is not None
+
+
+def test_without_blobs_a_turn_goes_on(memory: Memory, engine: WatchedEngine) -> None:
+    engine.gate.clear()  # nothing is encoded
+    say(memory, "My cat is called Miso", "I live in Porto, in a house with a garden and nine windows")
+    talk = Talk(memory.session(**ADA, k=1))
+    talk.ask("What is my cat called?")
+    talk.ask("Where do I live?")
+    assert goes_on(talk)
+    engine.gate.set()
 
 
 def test_a_turn_begins_with_all_ids_of_the_turn_before(talk: Talk) -> None:
