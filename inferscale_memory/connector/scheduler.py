@@ -167,7 +167,7 @@ class SchedulerSide:
                 return self._match_encode(encoding, cached)
             case _Injection() as injection if not injection.barred:
                 external = self._match_inject(injection, cached)
-                return external, self._ahead and external > 0
+                return external, bool(self._ahead and external)
             case _:
                 return 0, False
 
@@ -343,12 +343,16 @@ class SchedulerSide:
 
     # -- injecting ----------------------------------------------------------------------------------------------
 
-    def _match_inject(self, injection: _Injection, cached: int, beside: int = 0) -> int:
-        """Tokens that can be injected behind the `cached` ones, with `beside` more to be kept on the device."""
+    def _match_inject(self, injection: _Injection, cached: int, beside: int = 0) -> int | None:
+        """Tokens that can be injected behind the `cached` ones, with `beside` more to be kept on the device. None while
+        they have no room only because of what other requests load in this step."""
         entries, offset = self._leading(injection), 0
         while entries and offset + entries[0].tokens <= cached:  # wholly in the prefix cache already
             offset += entries.pop(0).tokens
-        del entries[self._store.promotable(entries, beside) :]
+        fit = self._store.promotable(entries, beside)
+        if fit < len(entries) and self._store.holds(entries, beside):
+            return None
+        del entries[fit:]
         total = offset + sum(entry.tokens for entry in entries)
         external = max(0, min(total, len(injection.request.prompt_token_ids) - 1) - cached)
         injection.matched = _Match(cached, external, offset, tuple(entries))
@@ -448,6 +452,8 @@ class SchedulerSide:
         if base is None or not encoding.open:
             return 0, False
         external = self._match_inject(base, cached, tokens)
+        if external is None:
+            return None, False
         if external < encoding.based:
             complete = base.refused is None and not base.missing and not cached
             if complete and waiting:

@@ -139,6 +139,12 @@ class BlobStore:
             seen.add(entry.key)
         return len(entries)
 
+    def holds(self, entries: Sequence[Entry], beside: int = 0) -> bool:
+        """Whether all `entries` could stand on the fastest tier at once if nothing were pinned, with `beside` tokens
+        reserved. Changes nothing."""
+        tokens = {entry.key: entry.tokens for entry in entries}
+        return sum(tokens.values()) + beside <= self.tiers[0].free + self._stored[0]
+
     def promote(self, entries: Sequence[Entry]) -> bool:
         """Bring all `entries` to the fastest tier, pin and touch them. False, and nothing moved, if they do not fit."""
         if self.promotable(entries) < len(entries):

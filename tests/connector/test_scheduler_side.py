@@ -877,19 +877,43 @@ def test_of_a_composition_larger_than_the_device_the_leading_part_is_injected(fo
         assert (reply["injected"], made) == (55, answer(ids, 4))
 
 
-def test_two_injections_of_a_step_that_do_not_fit_together_are_served_all_the_same(folder: Path) -> None:
-    sim = Simulation(folder, device=64, host=512, batch=256)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_injections_that_do_not_fit_together_are_injected_one_step_after_the_other(
+    folder: Path, asynchronous: bool
+) -> None:
+    """To prefill what is at hand would take longer, and hold up everybody else."""
+    sim = Simulation(folder, device=64, host=512, batch=256, asynchronous=asynchronous)
     prompts, names = [], []
     for n in range(3):
         fact = words(50, 100 + n)
         prompts.append((fact + QUESTION, chain(sim, f"owner{n}", fact)))
     for n, (ids, segments) in enumerate(prompts):
         names.append(sim.add(ids, Inject(f"owner{n}", segments)))
-    assert set(sim.step().num_scheduled_tokens) == set(names)
+    text = sim.add(words(9, 3), tokens=1)
+    first, second = (set(sim.step().num_scheduled_tokens) for _ in range(2))
+    assert text in first, "those that wait hold nobody up"
+    if not asynchronous:  # there a request that is loaded ahead is scheduled a step later
+        assert (first & set(names), second & set(names[1:])) == ({names[0]}, {names[1]})
     sim.drain()
-    assert [sim.replies[name]["injected"] for name in names] == [50, 0, 0]
+    assert [sim.replies[name]["injected"] for name in names] == [50, 50, 50]
     for name, (ids, _) in zip(names, prompts, strict=True):
         assert tuple(sim.generated[name]) == answer(ids, 4)
+    assert whole(sim, [64, 512])
+
+
+def test_an_injection_does_not_wait_for_an_encode(folder: Path) -> None:
+    """Its rows are kept until it is done, which may take many steps."""
+    sim = Simulation(folder, device=64, host=512, batch=32)
+    fact = words(50, 100)
+    segments, ids = chain(sim, "alice", fact), fact + QUESTION
+    encode = sim.add(words(60, 78), Encode("alice", ((0, 45),)), tokens=2)
+    sim.step()
+    name = sim.add(ids, Inject("alice", segments))
+    assert set(sim.step().num_scheduled_tokens) == {encode, name}
+    sim.drain()
+    assert sim.replies[encode]["error"] is None
+    assert sim.replies[name]["injected"] == 0
+    assert tuple(sim.generated[name]) == answer(ids, 4)
     assert whole(sim, [64, 512])
 
 

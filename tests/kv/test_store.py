@@ -330,6 +330,25 @@ def test_promotable_counts_what_is_pinned_already_as_taken(two: Shelves) -> None
     two.store.unpin_all()
 
 
+def test_what_the_tier_holds_does_not_depend_on_pins(two: Shelves) -> None:
+    for name in "12345":
+        two.put(name, 10)
+    two.store.promote([two.entry("4"), two.entry("5")])
+    entries = [two.entry(name) for name in "1232"]
+    assert two.store.promotable(entries) == 1
+    assert two.store.holds(entries)
+    assert not two.store.holds(entries, beside=1)
+    assert not two.store.holds([two.entry(name) for name in "1234"])
+    two.carry_out()
+    two.store.unpin_all()
+    rows = two.store.reserve(10)
+    assert rows is not None
+    assert not two.store.holds(entries), "what is reserved is not there"
+    assert two.store.holds(entries[:2])
+    two.store.release(rows)
+    two.carry_out()
+
+
 def test_promotable_changes_nothing(two: Shelves) -> None:
     for name in "123456":
         two.put(name, 10)
