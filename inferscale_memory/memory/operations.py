@@ -330,9 +330,8 @@ async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[di
     filters = pinned.filters(wanted)
     if filters is None or not Scope.of(ids).ids:
         return []
-    if memory._has_advanced_operators(
-        filters
-    ):  # mem0's search takes them as its users write them, its listing not
+    # mem0's search takes them as its users write them, its listing not.
+    if memory._has_advanced_operators(filters):
         filters = memory._process_metadata_filters(filters)
     listing = kind.mem0.get_all(memory, filters=filters, top_k=LISTED)
     listed = (await kind.wait.result(listing))["results"]

@@ -11,6 +11,8 @@ BEN = {"user_id": "ben"}
 MAY = "2024-05-12T10:00:00"
 WINDOWS = {"neighbours": 0, "w": 24}
 """`injection` of a memory whose facts are encoded behind the turns of their session."""
+CLOSE, APART = 1e-4, 1e-3
+"""How far two replies' log-probabilities in float32 are apart at most where both are exact, and at least where not."""
 
 
 def say(memory: Memory, *texts: str, at: Any = MAY, **ids: str) -> list[str]:
@@ -26,3 +28,11 @@ def texts(reply: Reply) -> list[str]:
 
 def injected(reply: Reply) -> list[str]:
     return [memory.text for memory in reply.memories if memory.injected]
+
+
+def apart(one: Reply, other: Reply) -> float:
+    """Largest difference of the first token's log-probabilities."""
+    mine, theirs = ((reply.completion.logprobs or ({},))[0] for reply in (one, other))
+    common = mine.keys() & theirs.keys()
+    assert len(common) >= 10
+    return max(abs(mine[token] - theirs[token]) for token in common)

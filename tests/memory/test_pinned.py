@@ -12,15 +12,13 @@ from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory import Memory, Reply
 from inferscale_memory.memory.chat import Chat
 from tests.memory.conftest import OpenFace, OpenMemory
-from tests.memory.saying import ADA, BEN, injected, say, texts
+from tests.memory.saying import ADA, APART, BEN, CLOSE, apart, injected, say, texts
 from tests.memory.stores import STORES
 from tests.memory.watched import WatchedEngine
 
 PINNED = ["Ada cannot eat walnuts", "Ada speaks Portuguese", "Ada is a night nurse"]
 OTHERS = ["My cat is called Miso", "My cat sleeps on the radiator", "The bakery below us opens at six"]
 QUESTION = "What does my cat do?"
-CLOSE, APART = 1e-4, 1e-3
-"""Log-probabilities, float32."""
 
 
 @pytest.fixture
@@ -43,14 +41,6 @@ def asked(memory: Any, *, inject: bool = True, question: str = QUESTION, **optio
     sampling = SamplingOptions(logprobs=20)
     reply: Reply = memory.chat(question, **{**ADA, **options}, max_tokens=2, inject=inject, options=sampling)
     return reply
-
-
-def apart(one: Reply, other: Reply) -> float:
-    """Largest difference of the first token's log-probabilities."""
-    mine, theirs = ((reply.completion.logprobs or ({},))[0] for reply in (one, other))
-    common = mine.keys() & theirs.keys()
-    assert len(common) >= 10
-    return max(abs(mine[token] - theirs[token]) for token in common)
 
 
 def order(engine: WatchedEngine) -> list[str]:

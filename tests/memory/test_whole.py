@@ -12,7 +12,7 @@ from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.memory import Memory, Reply
 from inferscale_memory.memory.chat import Chat
 from tests.memory.conftest import OpenFace, OpenMemory
-from tests.memory.saying import ADA, BEN, injected, say, texts
+from tests.memory.saying import ADA, APART, BEN, CLOSE, apart, injected, say, texts
 from tests.memory.watched import WatchedEngine
 
 FACTS = [
@@ -24,8 +24,6 @@ FACTS = [
     "Ben lent me his red bicycle",
 ]
 QUESTION = "What should the caterer know?"
-CLOSE, APART = 1e-4, 1e-3
-"""Log-probabilities, float32."""
 
 
 @pytest.fixture
@@ -37,14 +35,6 @@ def asked(memory: Memory, *, inject: bool = True, **options: Any) -> Reply:
     sampling = SamplingOptions(logprobs=20)
     reply: Reply = memory.chat(QUESTION, **ADA, max_tokens=2, inject=inject, options=sampling, **options)
     return reply
-
-
-def apart(one: Reply, other: Reply) -> float:
-    """Largest difference of the first token's log-probabilities."""
-    mine, theirs = ((reply.completion.logprobs or ({},))[0] for reply in (one, other))
-    common = mine.keys() & theirs.keys()
-    assert len(common) >= 10
-    return max(abs(mine[token] - theirs[token]) for token in common)
 
 
 def test_all_of_it_is_injected_in_the_order_written_and_exact(memory: Memory, engine: WatchedEngine) -> None:
