@@ -41,3 +41,8 @@ class FetchError(InferScaleError, RuntimeError):
 class StoreError(InferScaleError, ValueError):
     """The vector store was given or asked something it cannot take: vectors of another length, a filter
     operator that does not exist, a file of another format."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, for a sentence of ours: its first line, or its name if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

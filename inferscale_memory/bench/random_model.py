@@ -20,7 +20,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from inferscale_memory.engine.transformers import DTYPES, TransformersEngine
+from inferscale_memory.engine.hf_model import DTYPES
+from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt.segments import Prompt
 

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +29,17 @@ from numpy.typing import NDArray
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe, Refusal
+from inferscale_memory.connector.requests import (
+    Answer,
+    Encoding,
+    Injection,
+    Match,
+    adapter_of,
+    digest_of,
+    not_plain,
+)
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
-from inferscale_memory.kv.arena import Rows
-from inferscale_memory.kv.key import blob_key, digest_ids
+from inferscale_memory.kv.key import blob_key
 from inferscale_memory.kv.store import BlobStore, Entry
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
@@ -43,80 +49,6 @@ NULL_BLOCK = 0
 """vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
 MAX_OUTCOMES = 1024
 """Most outcomes kept for clients that have not asked yet: a client asks when its stream has ended, or never."""
-
-
-@dataclass(slots=True)
-class _Encoding:
-    """An encode under way. `keys` are those of the blobs it will make, one per span; `positions`, `arrived` and
-    `rows` are per kept token, over all spans in order; `base` is what it begins with, if blobs are injected into it."""
-
-    ask: Encode
-    request: Any
-    base: _Injection | None
-    keys: tuple[str, ...]
-    positions: NDArray[np.int64]
-    arrived: NDArray[np.bool_]
-    rows: Rows | None = None
-    error: str | None = None
-    blobs: list[list[Any]] = field(default_factory=list)
-    fresh: bool = False  # recompute everything: a prefix-cache hit reached into what is to be kept
-    forgotten: list[Name] = field(default_factory=list)
-
-    @property
-    def open(self) -> bool:
-        return self.error is None and not self.blobs
-
-    @property
-    def based(self) -> int:
-        """Tokens of the blobs that it begins with."""
-        return sum(tokens for _, tokens in self.ask.segments)
-
-    def mentions(self) -> list[tuple[Name, int]]:
-        """What the prompt holds: the tags it names, the blobs it begins with, and those that are made of it."""
-        starts = (start for start, _ in self.ask.spans)
-        base = [] if self.base is None else self.base.mentions()
-        return base + _names(self.ask, zip(self.keys, starts, strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """What `match` claimed: prompt positions `[cached, cached + external)` out of `entries`, the first of which
-    stands at `offset`."""
-
-    cached: int
-    external: int
-    offset: int
-    entries: tuple[Entry, ...]
-
-
-@dataclass(slots=True)
-class _Injection:
-    """A request with a composition. Counts are those of its first admission; of the `injected` tokens, `promoted`
-    stood on a lower tier and were brought up for it. `barred`: it is prefilled as text."""
-
-    ask: Inject
-    request: Any
-    refused: str | None = None
-    barred: bool = False
-    missing: tuple[str, ...] = ()
-    matched: _Match | None = None
-    admitted: bool = False
-    injected: int = 0
-    promoted: int = 0
-    compose_s: float = 0.0
-    forgotten: list[Name] = field(default_factory=list)
-
-    def mentions(self) -> list[tuple[Name, int]]:
-        """What the prompt holds: the tags it names, and the blobs it is composed of."""
-        starts = accumulate((tokens for _, tokens in self.ask.segments), initial=0)
-        return _names(self.ask, zip((key for key, _ in self.ask.segments), starts, strict=False))
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A request whose answer is known when it arrives."""
-
-    reply: dict[str, Any]
 
 
 class SchedulerSide:
@@ -140,10 +72,10 @@ class SchedulerSide:
         self._ahead = ahead
         self._planned: list[Load] = []
         self._residency: Residency | None = None
-        self._requests: dict[str, _Encoding | _Injection | _Answer] = {}
+        self._requests: dict[str, Encoding | Injection | Answer] = {}
         self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
         self._loading: dict[
-            str, _Injection
+            str, Injection
         ] = {}  # until their workers report: the request may have ended before
 
     def bind_cache(self, cache: PrefixCache) -> None:
@@ -163,9 +95,9 @@ class SchedulerSide:
     def match(self, request: Any, cached: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the `cached` local ones will be injected. Changes no blob."""
         match self._requests.get(request.request_id):
-            case _Encoding() as encoding:
+            case Encoding() as encoding:
                 return self._match_encode(encoding, cached)
-            case _Injection() as injection if not injection.barred:
+            case Injection() as injection if not injection.barred:
                 external = self._match_inject(injection, cached)
                 return external, bool(self._ahead and external)
             case _:
@@ -174,11 +106,11 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
         """vLLM has given the request its blocks, `external` tokens of which are ours to write in this step."""
         match self._requests.get(request.request_id):
-            case _Encoding() as encoding:
+            case Encoding() as encoding:
                 if encoding.base is not None:
                     self._stand(encoding, encoding.base, blocks, external)
                 self._reserve(encoding)  # after it: what is to be loaded is pinned now
-            case _Injection() as injection:
+            case Injection() as injection:
                 self._load(injection, blocks, external)
 
     def build(self, scheduled: dict[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Orders:
@@ -187,13 +119,13 @@ class SchedulerSide:
         captures: list[Capture] = []
         for name, tokens in scheduled.items():
             match self._requests.get(name):
-                case _Encoding() as encoding if encoding.open:
+                case Encoding() as encoding if encoding.open:
                     try:
                         captures += self._captures(encoding, tokens, blocks_of(name))
                     except Exception as error:
                         self._fail(encoding, f"its rows could not be planned: {error!r}")
         for state in self._requests.values():
-            if isinstance(state, _Encoding) and state.fresh:
+            if isinstance(state, Encoding) and state.fresh:
                 state.request.skip_reading_prefix_cache = True
         self._store.unpin_all()
         return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
@@ -206,15 +138,15 @@ class SchedulerSide:
             self._unsupported = report.status
         for name in report.failed_loads:  # first: what the same step computed behind them is not to be kept
             state = self._requests.get(name)
-            if isinstance(state, _Encoding) and state.error is None:
+            if isinstance(state, Encoding) and state.error is None:
                 self._fail(state, "what it stands on could not be loaded")
         for name, start, stop in report.captured:
             state = self._requests.get(name)
-            if isinstance(state, _Encoding) and state.open:
+            if isinstance(state, Encoding) and state.open:
                 self._arrived(state, start, stop)
         for name, reason in report.lost.items():
             state = self._requests.get(name)
-            if isinstance(state, _Encoding) and state.open:
+            if isinstance(state, Encoding) and state.open:
                 self._fail(state, reason)
         for name, seconds in report.loaded.items():
             if injection := self._loading.pop(name, None):
@@ -244,14 +176,14 @@ class SchedulerSide:
     def finished(self, request: Any) -> dict[str, Any] | None:
         """The request has ended or was aborted: what to tell the client."""
         match self._requests.pop(request.request_id, None):
-            case _Encoding() as encoding:
+            case Encoding() as encoding:
                 if encoding.open:
                     self._fail(encoding, "the encode ended before all of it was kept")
                 self._note(encoding)
                 reply: dict[str, Any] = {"blobs": encoding.blobs, "error": encoding.error}
                 if encoding.base is not None:
                     reply["injected"] = encoding.base.injected
-            case _Injection() as injection:
+            case Injection() as injection:
                 self._note(injection)
                 reply = {
                     "injected": injection.injected,
@@ -261,7 +193,7 @@ class SchedulerSide:
                     "missing": list(injection.missing),
                 }
                 self._remember(injection.ask, reply)
-            case _Answer(reply):
+            case Answer(reply):
                 if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
                     reply["unsupported"] = self._unsupported
             case _:
@@ -270,12 +202,12 @@ class SchedulerSide:
 
     # -- what is asked ------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Any, ask: protocol.Ask | Refusal) -> _Encoding | _Injection | _Answer:
+    def _admit(self, request: Any, ask: protocol.Ask | Refusal) -> Encoding | Injection | Answer:
         match ask:
             case Refusal(reason):
-                return _Answer({"error": reason, "refused": reason})
+                return Answer({"error": reason, "refused": reason})
             case Probe():
-                return _Answer(
+                return Answer(
                     {
                         "at_hand": [key for key in ask.keys if self._usable(ask.owner, key)],
                         "fingerprint": self._fingerprint,
@@ -283,19 +215,24 @@ class SchedulerSide:
                     }
                 )
             case Forget():
-                return _Answer({"dropped": self._forget(ask)})
+                return Answer({"dropped": self._forget(ask)})
             case Outcome():
-                return _Answer({"outcome": self._outcomes.pop((ask.owner, ask.receipt), None)})
+                return Answer({"outcome": self._outcomes.pop((ask.owner, ask.receipt), None)})
             case Encode():
                 return self._admit_encode(request, ask)
             case Inject():
                 return self._admit_inject(request, ask)
 
-    def _admit_encode(self, request: Any, ask: Encode) -> _Encoding:
+    def _admit_encode(self, request: Any, ask: Encode) -> Encoding:
         ids = request.prompt_token_ids
-        problem = self._unsupported or _not_plain(request)
+        problem = self._unsupported or not_plain(request)
         if problem is None and request.cache_salt != protocol.encode_salt(
-            self._secret, self._fingerprint, ask.owner, ask.segments, lora=_lora(request), nonce=ask.nonce
+            self._secret,
+            self._fingerprint,
+            ask.owner,
+            ask.segments,
+            lora=adapter_of(request),
+            nonce=ask.nonce,
         ):
             problem = "an encode runs only under the encode salt of its owner and of what it begins with"
         if problem is None and ask.spans[-1][1] > len(ids):
@@ -317,18 +254,23 @@ class SchedulerSide:
         arrived = np.zeros(len(positions), dtype=np.bool_)
         base = None
         if ask.segments:
-            base = _Injection(Inject(ask.owner, ask.segments), request, barred=problem is not None)
-        return _Encoding(ask, request, base, keys, positions, arrived, error=problem)
+            base = Injection(Inject(ask.owner, ask.segments), request, barred=problem is not None)
+        return Encoding(ask, request, base, keys, positions, arrived, error=problem)
 
-    def _admit_inject(self, request: Any, ask: Inject) -> _Injection:
-        problem = self._unsupported or _not_plain(request)
+    def _admit_inject(self, request: Any, ask: Inject) -> Injection:
+        problem = self._unsupported or not_plain(request)
         if problem is None and request.cache_salt != protocol.compose_salt(
-            self._secret, self._fingerprint, ask.owner, ask.segments, lora=_lora(request), nonce=ask.nonce
+            self._secret,
+            self._fingerprint,
+            ask.owner,
+            ask.segments,
+            lora=adapter_of(request),
+            nonce=ask.nonce,
         ):
             problem = "a request is injected only under the salt of its composition"
         if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
             problem = "the composition is longer than the prompt"
-        return _Injection(ask, request, refused=problem, barred=problem is not None)
+        return Injection(ask, request, refused=problem, barred=problem is not None)
 
     def _remember(self, ask: Inject, reply: dict[str, Any]) -> None:
         """Keep the reply for a client that will ask for it: one whose answer is streamed."""
@@ -343,7 +285,7 @@ class SchedulerSide:
 
     # -- injecting ----------------------------------------------------------------------------------------------
 
-    def _match_inject(self, injection: _Injection, cached: int, beside: int = 0) -> int | None:
+    def _match_inject(self, injection: Injection, cached: int, beside: int = 0) -> int | None:
         """Tokens that can be injected behind the `cached` ones, with `beside` more to be kept on the device. None while
         they have no room only because of what other requests load in this step."""
         entries, offset = self._leading(injection), 0
@@ -355,10 +297,10 @@ class SchedulerSide:
         del entries[fit:]
         total = offset + sum(entry.tokens for entry in entries)
         external = max(0, min(total, len(injection.request.prompt_token_ids) - 1) - cached)
-        injection.matched = _Match(cached, external, offset, tuple(entries))
+        injection.matched = Match(cached, external, offset, tuple(entries))
         return external
 
-    def _leading(self, injection: _Injection) -> list[Entry]:
+    def _leading(self, injection: Injection) -> list[Entry]:
         """The leading segments whose blobs are at hand, with the prompt's own ids under them."""
         ids = np.asarray(injection.request.prompt_token_ids, dtype=np.int32)
         entries: list[Entry] = []
@@ -369,7 +311,7 @@ class SchedulerSide:
             entry = self._usable(owner, key)
             if entry is None:
                 break
-            if entry.tokens != tokens or entry.ids_digest != _digest(
+            if entry.tokens != tokens or entry.ids_digest != digest_of(
                 injection.request, ids[position : position + tokens]
             ):
                 injection.refused = "the prompt's token ids are not those of the blob"
@@ -378,14 +320,14 @@ class SchedulerSide:
             position += tokens
         return entries
 
-    def _load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
+    def _load(self, injection: Injection, blocks: Sequence[int], external: int) -> None:
         try:
             self._plan_load(injection, blocks, external)
         except Exception:  # the tokens are claimed: they must be written, or recomputed
             logger.exception("inferscale: a load could not be planned")
             self._plan(injection, self._broken_load(injection, blocks))
 
-    def _plan_load(self, injection: _Injection, blocks: Sequence[int], external: int) -> None:
+    def _plan_load(self, injection: Injection, blocks: Sequence[int], external: int) -> None:
         match = injection.matched
         first, injection.admitted = not injection.admitted, True
         if first:
@@ -412,11 +354,11 @@ class SchedulerSide:
         )
         self._plan(injection, load)
 
-    def _plan(self, injection: _Injection, load: Load) -> None:
+    def _plan(self, injection: Injection, load: Load) -> None:
         self._planned.append(load)
         self._loading[load.request] = injection
 
-    def _broken_load(self, injection: _Injection, blocks: Sequence[int]) -> Load:
+    def _broken_load(self, injection: Injection, blocks: Sequence[int]) -> Load:
         """A load that the worker reports as failed."""
         nothing = np.empty(0, dtype=np.int64)
         match = injection.matched
@@ -424,7 +366,7 @@ class SchedulerSide:
         name = injection.request.request_id
         return Load(name, nothing, nothing, nothing, touched, ahead=self._ahead, broken=True)
 
-    def _touched(self, blocks: Sequence[int], match: _Match) -> tuple[int, ...]:
+    def _touched(self, blocks: Sequence[int], match: Match) -> tuple[int, ...]:
         """The blocks that what was claimed stands in."""
         stop = match.cached + match.external
         touched = blocks[match.cached // self._block_size : -(-stop // self._block_size)]
@@ -437,7 +379,7 @@ class SchedulerSide:
 
     # -- encoding -----------------------------------------------------------------------------------------------
 
-    def _match_encode(self, encoding: _Encoding, cached: int) -> tuple[int | None, bool]:
+    def _match_encode(self, encoding: Encoding, cached: int) -> tuple[int | None, bool]:
         """Only what it stands on is injected into an encode. A local hit inside a kept span would leave nothing to
         catch."""
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
@@ -467,13 +409,13 @@ class SchedulerSide:
             return 0, False
         return external, self._ahead
 
-    def _stand(self, encoding: _Encoding, base: _Injection, blocks: Sequence[int], external: int) -> None:
+    def _stand(self, encoding: Encoding, base: Injection, blocks: Sequence[int], external: int) -> None:
         """Have its base loaded. Nothing is kept that stands on anything else."""
         self._load(base, blocks, external)
         if encoding.open and base.injected < encoding.based:
             self._fail(encoding, "what it stands on was not injected")
 
-    def _reserve(self, encoding: _Encoding) -> None:
+    def _reserve(self, encoding: Encoding) -> None:
         if encoding.open and encoding.rows is None:
             encoding.rows = self._store.reserve(len(encoding.positions))
             if encoding.rows is None:
@@ -483,7 +425,7 @@ class SchedulerSide:
                     f"{self._store.tiers[0].capacity}; raise its budget or keep less in one encode",
                 )
 
-    def _captures(self, encoding: _Encoding, tokens: int, blocks: Sequence[int]) -> list[Capture]:
+    def _captures(self, encoding: Encoding, tokens: int, blocks: Sequence[int]) -> list[Capture]:
         start = encoding.request.num_computed_tokens
         first, last = np.searchsorted(encoding.positions, (start, start + tokens))
         if first == last or encoding.rows is None:
@@ -492,14 +434,14 @@ class SchedulerSide:
         piece = (encoding.request.request_id, int(first), int(last))
         return [Capture(piece, self._slots(blocks, positions), encoding.rows[first:last])]
 
-    def _arrived(self, encoding: _Encoding, first: int, last: int) -> None:
+    def _arrived(self, encoding: Encoding, first: int, last: int) -> None:
         encoding.arrived[first:last] = True
         if not encoding.arrived.all() or encoding.rows is None:
             return
         request, taken = encoding.request, 0
         for key, (start, stop) in zip(encoding.keys, encoding.ask.spans, strict=True):
             rows = encoding.rows[taken : taken + stop - start]
-            digest = _digest(request, request.prompt_token_ids[start:stop])
+            digest = digest_of(request, request.prompt_token_ids[start:stop])
             self._store.commit(key, encoding.ask.owner, digest, rows)
             encoding.blobs.append([key, stop - start])
             taken += stop - start
@@ -507,10 +449,10 @@ class SchedulerSide:
 
     def _model(self, request: Any) -> str:
         """The model a blob belongs to: an adapter makes it another one."""
-        lora = _lora(request)
+        lora = adapter_of(request)
         return f"{self._fingerprint}+{lora}" if lora else self._fingerprint
 
-    def _fail(self, encoding: _Encoding, reason: str) -> None:
+    def _fail(self, encoding: Encoding, reason: str) -> None:
         """Keep nothing of this encode, not even what was stored already and its client has not heard of."""
         encoding.error = reason
         for key, _ in encoding.blobs:
@@ -526,7 +468,7 @@ class SchedulerSide:
         """Drop blobs and cached blocks now, and see to it that requests in flight leave none behind."""
         names = {(ask.owner, key) for key in ask.keys} | {("", tag) for tag in ask.tags}
         for state in self._requests.values():
-            if isinstance(state, _Encoding | _Injection):
+            if isinstance(state, Encoding | Injection):
                 self._forget_running(state, names)
         if self._residency is not None:
             for name in names:
@@ -538,7 +480,7 @@ class SchedulerSide:
                 dropped += self._store.forget(key)
         return dropped
 
-    def _forget_running(self, state: _Encoding | _Injection, names: set[Name]) -> None:
+    def _forget_running(self, state: Encoding | Injection, names: set[Name]) -> None:
         found: dict[Name, int] = {}
         for name, at in state.mentions():
             found[name] = min(at, found.get(name, at))
@@ -546,40 +488,16 @@ class SchedulerSide:
         if not hit:
             return
         state.forgotten += hit
-        if isinstance(state, _Encoding) and state.error is None:
+        if isinstance(state, Encoding) and state.error is None:
             self._fail(state, "a fact in it was forgotten meanwhile")
         if self._residency is not None:
             first = min(found[name] for name in hit) // self._block_size
             self._residency.evict_hashes(list(state.request.block_hashes)[first:])
 
-    def _note(self, state: _Encoding | _Injection) -> None:
+    def _note(self, state: Encoding | Injection) -> None:
         """Remember where the facts of a request that ends are cached; evict what was forgotten while it ran."""
         if self._residency is None:
             return
         self._residency.note(state.mentions(), state.request.block_hashes)
         for name in state.forgotten:
             self._residency.evict(name)
-
-
-def _names(ask: Encode | Inject, keys: Iterable[tuple[str, int]]) -> list[tuple[Name, int]]:
-    """The names under which a prompt's tags and blob keys are remembered, and where they begin."""
-    return [*((("", tag), at) for tag, at in ask.mentions), *(((ask.owner, key), at) for key, at in keys)]
-
-
-def _not_plain(request: Any) -> str | None:
-    """Why a prompt is not a run of text token ids, if it is not."""
-    if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
-        return "prompts given as embeddings have no token ids to verify"
-    if getattr(request, "mm_features", None):
-        return "prompts with images or audio are served as they are"
-    return None
-
-
-def _digest(request: Any, ids: Sequence[int] | NDArray[np.int32]) -> bytes:
-    """What must be equal where a blob is encoded and where it is injected: the adapter and the token ids."""
-    return digest_ids(ids) + _lora(request).encode()
-
-
-def _lora(request: Any) -> str:
-    adapter = getattr(request, "lora_request", None)
-    return f"{adapter.lora_name}:{adapter.lora_int_id}:{adapter.lora_path}" if adapter else ""

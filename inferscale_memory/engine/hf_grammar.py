@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ConfigurationError, first_line
 
 _WORD = 32
 """Tokens per integer of a mask."""
@@ -48,7 +48,7 @@ class Grammars:
                 grammar = self._compiler.compile_json_schema(schema, any_whitespace=False)
         except (RuntimeError, ValueError) as error:
             raise ConfigurationError(
-                f"no answer can be kept within this JSON schema ({_first_line(error)}): pass another one"
+                f"no answer can be kept within this JSON schema ({first_line(error)}): pass another one"
             ) from error
         return Constraint(xgrammar, grammar, self._vocabulary)
 
@@ -87,7 +87,3 @@ def _xgrammar() -> Any:
             "`inferscale-memory[json]`, or vLLM, which brings it"
         ) from error
     return xgrammar
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

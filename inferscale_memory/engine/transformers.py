@@ -14,7 +14,6 @@ import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +22,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import transformers
 from rich.console import Console
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
-from transformers.utils import logging as hf_logging
+from transformers import DynamicCache
 
 from inferscale_memory.engine.base import (
     DEFAULT_OPTIONS,
@@ -37,21 +34,24 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
-from inferscale_memory.engine.fingerprint import model_fingerprint, read_config
+from inferscale_memory.engine.fingerprint import model_fingerprint
 from inferscale_memory.engine.hf_decode import Detokenizer, Sampler, check_options
-from inferscale_memory.engine.hf_families import (
-    AttentionLayers,
-    attention_implementation,
-    refusal,
-    token_shape,
-)
+from inferscale_memory.engine.hf_families import AttentionLayers, refusal, token_shape
 from inferscale_memory.engine.hf_grammar import Grammars
-from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError
+from inferscale_memory.engine.hf_model import (
+    DTYPES,
+    end_tokens,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+)
+from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError, first_line
 from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
 from inferscale_memory.kv.arena import Rows
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFILL_CHUNK = 1024
 """Most tokens of one forward: bounds the memory of attention scores."""
 
@@ -80,9 +80,9 @@ class TransformersEngine:
         secret: bytes = b"",
     ) -> None:
         self._folder = Path(model).expanduser()
-        self._config = _load_config(self._folder)
-        self._dtype = _resolve_dtype(dtype, self._config)
-        self._device = _resolve_device(device)
+        self._config = load_config(self._folder)
+        self._dtype = resolve_dtype(dtype, self._config)
+        self._device = resolve_device(device)
         if len(secret) > 64:
             raise ConfigurationError(f"secret has {len(secret)} bytes: pass at most 64")
         self._secret = secret
@@ -107,12 +107,7 @@ class TransformersEngine:
 
     @cached_property
     def tokenizer(self) -> Any:
-        try:
-            return AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigurationError(
-                f"{self._folder} has no readable tokenizer ({_first_line(error)}): download the model again"
-            ) from error
+        return load_tokenizer(self._folder)
 
     @property
     def max_model_len(self) -> int:
@@ -139,7 +134,7 @@ class TransformersEngine:
             loaded = self._load()
             return EncodeResult(self._keep(loaded, loaded.place_for_blobs(), request))
         except (InferScaleError, RuntimeError) as failure:  # torch raises RuntimeError: out of memory
-            return EncodeResult((), _first_line(failure))
+            return EncodeResult((), first_line(failure))
 
     def _keep(self, loaded: _Loaded, blobs: _Blobs, request: EncodeRequest) -> tuple[BlobRef, ...]:
         """Blobs of the spans of `request`: computed together, unless every one of them is at hand already."""
@@ -427,33 +422,13 @@ class TransformersEngine:
                 arena=Arena(self._shape, rows, self._device),
                 store=BlobStore([RowTier("device", rows)]),
             )
-        end = _end_tokens(model, self.tokenizer)
+        end = end_tokens(model, self.tokenizer)
         vocabulary = self._config.get_text_config().vocab_size
         return _Loaded(model, self._device, end, Grammars(self.tokenizer, vocabulary, end), blobs)
 
     def _made_model(self) -> Any:
         """The model as transformers makes it of the folder."""
-        try:
-            with _no_progress_bars():
-                model, info = AutoModelForCausalLM.from_pretrained(
-                    self._folder,
-                    config=self._config,
-                    dtype=DTYPES[self._dtype],
-                    attn_implementation=attention_implementation(self._config),
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    output_loading_info=True,
-                )
-        except Exception as error:
-            # Whatever transformers and safetensors raise on a folder that is not whole.
-            raise EngineError(
-                f"{self._folder} could not be loaded ({_first_line(error)}): "
-                "download the model again, or pass a decoder-only one"
-            ) from error
-        if info["missing_keys"]:
-            missing = ", ".join(sorted(info["missing_keys"])[:3])
-            raise EngineError(f"{self._folder} lacks weights ({missing}, ...): download the model again")
-        return model
+        return load_model(self._folder, self._config, DTYPES[self._dtype])
 
     def close(self) -> None:
         """Give back model and blobs; what needs them raises EngineError from then on."""
@@ -578,60 +553,3 @@ def _base_of(request: EncodeRequest) -> Prompt:
         segments.append(Segment(request.ids[start : start + ref.tokens], ref.key))
         start += ref.tokens
     return Prompt(request.owner, tuple(segments))
-
-
-def _load_config(folder: Path) -> Any:
-    kind = read_config(folder).get("model_type")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a configuration class raises on values it does not like
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} cannot read the config.json of {folder} (a {kind}): "
-            f"{_first_line(error)}; pass another model, or update transformers"
-        ) from error
-
-
-def _resolve_dtype(dtype: str, config: Any) -> str:
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigurationError(f"dtype={dtype!r} is unknown: pass one of auto, {', '.join(DTYPES)}")
-    if dtype != "auto":
-        return dtype
-    own = str(config.get_text_config().dtype or "float32").removeprefix("torch.")
-    if own not in DTYPES:
-        raise ConfigurationError(f"the checkpoint is of dtype {own}: pass one of {', '.join(DTYPES)}")
-    return own
-
-
-def _resolve_device(device: str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigurationError(
-            f"device={device!r} cannot be used here ({_first_line(error)}): pass cpu, or None to choose"
-        ) from error
-    return torch.device(device)
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """What vLLM ends an answer on too: the tokenizer's and the generation config's end of sequence."""
-    own = model.generation_config.eos_token_id if model.generation_config else None
-    ends = own if isinstance(own, list) else [own]
-    return frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """transformers' own bars would draw over ours."""
-    wanted = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if wanted:
-            hf_logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
