@@ -10,6 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inferscale_memory.engine.base import Completion, Engine, SamplingOptions
+    from inferscale_memory.errors import (
+        BlobError,
+        ConfigurationError,
+        ContextOverflowError,
+        EngineError,
+        ExtractionError,
+        FetchError,
+        InferScaleError,
+        MigrationError,
+        PromptError,
+        StoreError,
+    )
     from inferscale_memory.memory import (
         AsyncChatSession,
         AsyncMemory,
@@ -30,17 +42,27 @@ __all__ = [
     "AsyncChatSession",
     "AsyncMemory",
     "Audit",
+    "BlobError",
     "Chat",
     "ChatSession",
     "Completion",
+    "ConfigurationError",
+    "ContextOverflowError",
     "Engine",
+    "EngineError",
+    "ExtractionError",
+    "FetchError",
+    "InferScaleError",
     "Injection",
     "Memory",
+    "MigrationError",
     "Prepared",
+    "PromptError",
     "Recalled",
     "Reply",
     "ReplyChunk",
     "SamplingOptions",
+    "StoreError",
     "Timings",
     "ToolCall",
 ]
@@ -49,6 +71,21 @@ _ELSEWHERE = {
     "Engine": "engine.base",
     "SamplingOptions": "engine.base",
     "ToolCall": "prompt",
+    **dict.fromkeys(
+        (
+            "BlobError",
+            "ConfigurationError",
+            "ContextOverflowError",
+            "EngineError",
+            "ExtractionError",
+            "FetchError",
+            "InferScaleError",
+            "MigrationError",
+            "PromptError",
+            "StoreError",
+        ),
+        "errors",
+    ),
 }
 
 

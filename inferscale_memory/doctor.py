@@ -205,11 +205,13 @@ def check_hub() -> Check:
 
 
 def check_telemetry() -> Check:
-    off = os.environ.get("MEM0_TELEMETRY", "True").lower() not in ("true", "1", "yes")
+    said = os.environ.get("MEM0_TELEMETRY")
+    off = said is None or said.lower() not in ("true", "1", "yes")
+    turned_off = "off" if said is not None else "not set: this library turns it off where it is imported"
     return Check(
         "MEM0_TELEMETRY",
         off,
-        "off" if off else "not turned off: mem0 reports its use over the network",
+        turned_off if off else "turned on: mem0 reports its use over the network",
         "To turn it off: export MEM0_TELEMETRY=False",
         required=False,
     )

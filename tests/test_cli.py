@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from inferscale_memory import cli, fetch
+import inferscale_memory
+from inferscale_memory import cli, errors, fetch
 from inferscale_memory.errors import EngineError
 from tests.tiny_asset import make_asset, make_wheel
 
@@ -93,6 +94,13 @@ def test_no_command_and_an_unknown_one_are_explained(capsys):
             cli.main(arguments)
         assert ended.value.code == 2
         assert "usage: inferscale" in capsys.readouterr().err
+
+
+def test_every_error_has_its_name_at_the_root():
+    named = {name for name in inferscale_memory.__all__ if name.endswith("Error")}
+
+    assert named == {name for name in vars(errors) if name.endswith("Error")}
+    assert all(getattr(inferscale_memory, name) is getattr(errors, name) for name in named)
 
 
 def test_help_names_every_command(capsys):

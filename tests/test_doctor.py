@@ -223,6 +223,12 @@ def test_whether_mem0_reports_its_use_is_noted(monkeypatch, value, ok):
     assert doctor.check_telemetry().ok is ok
 
 
+def test_mem0_reports_nothing_where_nobody_has_said(monkeypatch):
+    monkeypatch.delenv("MEM0_TELEMETRY", raising=False)
+
+    assert doctor.check_telemetry().ok
+
+
 GOOD = Check("good", True, "as it should be", "nothing to do")
 NOTE = Check("note", False, "not [quite] so", "set a variable", required=False)
 WRONG = Check("wrong", False, "broken", "mend it")

@@ -19,6 +19,7 @@ from inferscale_memory.engine import hf_families, transformers
 from inferscale_memory.engine.base import Completion, EncodeRequest, EncodeResult, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.prompt.segments import Prompt
+from inferscale_memory.verify import command
 from tests.models import FAMILIES, tiny_model
 
 pytestmark = pytest.mark.engine
@@ -281,6 +282,12 @@ def test_an_unsupported_model_fails_one_check_that_says_why(
 
 
 # -- bad input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installed", ["vllm", "transformers"])
+def test_the_engine_is_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    monkeypatch.setattr("inferscale_memory.verify.command.installed_engine", lambda: installed)
+    assert command._parser().parse_args(["--model", "folder"]).engine == installed
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ class Encoding:
         return self.error is None and not self.blobs
 
     @property
+    def unreserved(self) -> int:
+        """Tokens that it still needs room for on the device."""
+        return len(self.positions) if self.open and self.rows is None else 0
+
+    @property
     def based(self) -> int:
         """Tokens of the blobs that it begins with."""
         return sum(tokens for _, tokens in self.ask.segments)
@@ -64,7 +69,8 @@ class Match:
 @dataclass(slots=True)
 class Injection:
     """A request with a composition. Counts are those of its first admission; of the `injected` tokens, `promoted`
-    stood on a lower tier and were brought up for it. `barred`: it is prefilled as text."""
+    stood on a lower tier and were brought up for it; `lost` is how many vLLM still counts whose load has failed.
+    `barred`: it is prefilled as text."""
 
     ask: Inject
     request: Any
@@ -75,6 +81,7 @@ class Injection:
     admitted: bool = False
     injected: int = 0
     promoted: int = 0
+    lost: int = 0
     compose_s: float = 0.0
     forgotten: list[Name] = field(default_factory=list)
 

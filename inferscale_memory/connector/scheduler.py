@@ -71,6 +71,7 @@ class SchedulerSide:
         self._unsupported = unsupported
         self._ahead = ahead
         self._planned: list[Load] = []
+        self._waiting: str | None = None  # the first encode of this step that waits for room
         self._residency: Residency | None = None
         self._requests: dict[str, Encoding | Injection | Answer] = {}
         self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
@@ -125,8 +126,9 @@ class SchedulerSide:
                     except Exception as error:
                         self._fail(encoding, f"its rows could not be planned: {error!r}")
         for state in self._requests.values():
-            if isinstance(state, Encoding) and state.fresh:
-                state.request.skip_reading_prefix_cache = True
+            if isinstance(state, Encoding) and state.fresh and not state.request.skip_reading_prefix_cache:
+                self._begin_afresh(state)
+        self._waiting = None
         self._store.unpin_all()
         return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
 
@@ -163,6 +165,8 @@ class SchedulerSide:
             injection = self._loading.pop(name, None)
             if injection is None:
                 continue
+            # Loads that run ahead fail before vLLM counts them.
+            injection.lost = 0 if self._ahead else injection.injected
             injection.injected = injection.promoted = 0
             injection.barred = True
             injection.refused = "loading failed, so the text was prefilled"
@@ -188,6 +192,7 @@ class SchedulerSide:
                 reply = {
                     "injected": injection.injected,
                     "promoted": injection.promoted,
+                    "lost": injection.lost,
                     "compose_s": injection.compose_s,
                     "refused": injection.refused,
                     "missing": list(injection.missing),
@@ -385,10 +390,10 @@ class SchedulerSide:
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
             return None, False
-        tokens = len(encoding.positions) if encoding.open and encoding.rows is None else 0
+        tokens = encoding.unreserved
         # What fills the tier now is pinned or being kept: it will be free again.
         waiting = tokens > 0 and encoding.based + tokens <= self._store.tiers[0].capacity
-        if waiting and not self._store.reservable(tokens):
+        if waiting and not (self._first(encoding) and self._store.reservable(tokens)):
             return None, False
         base = encoding.base
         if base is None or not encoding.open:
@@ -408,6 +413,22 @@ class SchedulerSide:
             self._fail(encoding, base.refused or reason)
             return 0, False
         return external, self._ahead
+
+    def _first(self, encoding: Encoding) -> bool:
+        """Whether no other encode of this step waits for room already: smaller ones would take it before its eyes."""
+        name = encoding.request.request_id
+        if self._waiting is None and not self._store.reservable(encoding.unreserved):
+            self._waiting = name
+        return self._waiting in (None, name)
+
+    def _begin_afresh(self, encoding: Encoding) -> None:
+        """Have vLLM pass over the prefix cache, from the step on in which there is room: it asks `match` no more."""
+        tokens = encoding.unreserved
+        if 0 < tokens <= self._store.tiers[0].capacity:
+            encoding.rows = self._store.reserve(tokens)
+            if encoding.rows is None:
+                return
+        encoding.request.skip_reading_prefix_cache = True
 
     def _stand(self, encoding: Encoding, base: Injection, blocks: Sequence[int], external: int) -> None:
         """Have its base loaded. Nothing is kept that stands on anything else."""

@@ -22,7 +22,7 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
-from inferscale_memory.errors import EngineError, PromptError
+from inferscale_memory.errors import EngineError, PromptError, first_line
 from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
@@ -38,12 +38,14 @@ class Asking(ABC):
     Attributes:
         fingerprint: of the model, as the connector names it; empty until it was asked.
         unsupported: why blobs cannot be used; None when they can.
+        connected: whether a connector of ours is there, which knows what the prefix cache holds of a fact.
         max_model_len: most tokens of prompt and answer together.
         some_token: any token id of the model: what a request consists of that only asks.
     """
 
     fingerprint: str = ""
     unsupported: str | None = None
+    connected: bool = True
     max_model_len: int
     some_token: int
 
@@ -65,7 +67,22 @@ class Asking(ABC):
     # -- encoding, asking, forgetting ---------------------------------------------------------------------------
 
     async def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        return await self._all([partial(self._encode, request) for request in requests])
+        """A result for each. Raises what the first raised if all of them failed to be asked: one that was not answered
+        takes none of the others' blobs with it, which somebody must be told of."""
+        results = await self._all([partial(self._tried, request) for request in requests])
+        failed = [result for result in results if isinstance(result, Exception)]
+        if failed and len(failed) == len(results):
+            raise failed[0]
+        return [
+            EncodeResult((), first_line(result)) if isinstance(result, Exception) else result
+            for result in results
+        ]
+
+    async def _tried(self, request: EncodeRequest) -> EncodeResult | Exception:
+        try:
+            return await self._encode(request)
+        except Exception as error:
+            return error
 
     async def _encode(self, request: EncodeRequest) -> EncodeResult:
         if self.unsupported:
@@ -123,13 +140,14 @@ class Asking(ABC):
 
     def _transfer(self, prompt: Prompt, *, receipt: str = "") -> tuple[int, dict[str, Any] | None, str]:
         """(tokens asked to be injected, the request's parameters, its cache salt)."""
-        composition = tuple((s.key, len(s.ids)) for s in prompt.composition if s.key is not None)
+        parts = () if self.unsupported else prompt.composition
+        composition = tuple((part.key, len(part.ids)) for part in parts if part.key is not None)
         mentions, position = [], 0
         for segment in prompt.segments:
             if segment.tag is not None:
                 mentions.append((segment.tag, position))
             position += len(segment.ids)
-        if self.unsupported or not (composition or mentions):
+        if not self.connected or not (composition or mentions):
             return 0, None, self._salt(prompt.owner, prompt.salt)
         # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
         nonce = prompt.salt if composition else f"text:{prompt.salt}"
@@ -176,10 +194,12 @@ def completion(
 
     Args:
         asked: tokens that were asked to be injected.
-        known: tokens of the prompt that vLLM did not compute: injected ones and hits in its prefix cache.
+        known: tokens of the prompt that vLLM did not compute: injected ones and hits in its prefix cache. It counts
+            those whose load failed too, which it has computed after all.
         reply: the connector's answer; empty when nothing was asked of it.
     """
     injected = int(reply.get("injected", 0))
+    known = max(0, known - int(reply.get("lost", 0)))
     return Completion(
         text=text,
         token_ids=tuple(token_ids),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt.segments import Prompt
@@ -223,4 +223,8 @@ class Engine(Protocol):
     def astream(self, prompt: Prompt, options: SamplingOptions = ...) -> AsyncIterator[Chunk]: ...
     async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]: ...
     async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int: ...
+    def start(self) -> Self:
+        """Load the model, or meet the server, now instead of at the first use; returns itself."""
+        ...
+
     def close(self) -> None: ...

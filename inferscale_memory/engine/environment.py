@@ -1,10 +1,11 @@
-"""The environment of vLLM's processes, and the folder of this library's own files.
+"""What engines find around them: which is installed, the environment of vLLM's processes, the folder of our own files.
 
 Defaults only: what the user has set stays as it is.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def vllm_defaults() -> dict[str, str]:
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def installed_engine() -> str:
+    """Which engine runs in this process where nobody has said: "vllm", or "transformers" where there is no vLLM."""
+    return "vllm" if importlib.util.find_spec("vllm") else "transformers"
 
 
 def home_folder(home: str | Path | None = None) -> Path:

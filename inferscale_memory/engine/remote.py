@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any
+from typing import Any, Self
 
 from inferscale_memory.connector import secret
 from inferscale_memory.coroutines import run
@@ -127,7 +127,7 @@ class RemoteEngine:
         """What takes this model's answers apart into words and tool calls; None where their calls are JSON."""
         return None if self._tool_parser is None else call_reader(self._tool_parser, self.tokenizer)
 
-    def start(self) -> RemoteEngine:
+    def start(self) -> Self:
         """Meet the server now instead of at the first use; returns itself."""
         self._met()
         return self

@@ -97,6 +97,7 @@ class Served(Asking):
         self.told = told
         self.fingerprint = told.fingerprint
         self.unsupported = told.unsupported
+        self.connected = told.connected
         self.max_model_len = told.max_model_len
         self.some_token = told.some_token
 

@@ -402,6 +402,11 @@ class TransformersEngine:
 
     # -- lifetime --------------------------------------------------------------------------------------------
 
+    def start(self) -> Self:
+        """Load the model now instead of at the first use; returns itself."""
+        self._load()
+        return self
+
     def _load(self) -> _Loaded:
         with self._lock:
             if self._closed:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from inferscale_memory.connector import protocol, secret
 from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
@@ -109,7 +109,7 @@ class VLLMEngine:
         """What takes this model's answers apart into words and tool calls; None where their calls are JSON."""
         return None if self._tool_parser is None else call_reader(self._tool_parser, self.tokenizer)
 
-    def start(self) -> VLLMEngine:
+    def start(self) -> Self:
         """Start now instead of at the first use; returns itself."""
         self._started()
         return self

@@ -365,6 +365,10 @@ class Journal:
         )
         return {entry.fact: entry for entry in found}
 
+    def named(self, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that stand for some fact: two that say the same may share a blob."""
+        return {entry.key for entry in self._entries(f"key {_AMONG} AND NOT lost", json.dumps(keys))}
+
     def lose_blobs(self, keys: Sequence[str]) -> None:
         """These blobs are no longer at hand. What they were made of stays known, for the sake of those that stand on
         them."""

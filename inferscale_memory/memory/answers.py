@@ -6,15 +6,17 @@ It must never call a memory injected that was not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
+from inferscale_memory.journal import Owed
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk, Timings
+from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk, Shown, Timings
 from inferscale_memory.memory.scope import fact_tag
 from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.prompt import Prompt, Said
@@ -41,38 +43,89 @@ class _Asked:
 
 
 class Answers:
-    """Asks the engine."""
+    """Asks the engine.
 
-    def __init__(self, engine: LazyEngine, at_hand: AtHand) -> None:
+    A memory may be forgotten after a prompt was made with it: before it is sent, or while it is answered. Then it is
+    taken out, or else the engine is told once more to forget it, as it was told the first time too early.
+    """
+
+    def __init__(
+        self,
+        engine: LazyEngine,
+        at_hand: AtHand,
+        gone: Callable[[Sequence[Shown]], Sequence[Shown]] = lambda shown: (),
+        forget: Callable[[Sequence[Owed]], None] = lambda wanted: None,
+    ) -> None:
+        """`gone` says which memories are no longer what they were, `forget` tells the engine what to forget."""
         self._engine = engine
         self._at_hand = at_hand
+        self._gone = gone
+        self._forget = forget
 
     async def answer(
         self, wait: Waiting, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
     ) -> Reply:
         """The engine's answer. `called`: when the user's call came in, by `perf_counter`."""
+        prepared = await wait.call(self._living, prepared)
         asked = _Asked.now(prepared, options, inject, called)
         engine = await wait.call(self._engine.get)
-        return self._reply(asked, await wait.generate(engine, asked.prompt, asked.options))
+        try:
+            return self._reply(asked, await wait.generate(engine, asked.prompt, asked.options))
+        finally:
+            await wait.call(self._forget_gone, prepared)
 
     def stream(
         self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
     ) -> Iterator[ReplyChunk]:
         """The same, piece by piece."""
+        prepared = self._living(prepared)
         asked = _Asked.now(prepared, options, inject, called)
         words = _Words(prepared.calling)
-        for chunk in self._engine.get().stream(asked.prompt, asked.options):
-            yield self._piece(asked, chunk, words)
+        try:
+            for chunk in self._engine.get().stream(asked.prompt, asked.options):
+                yield self._piece(asked, chunk, words)
+        finally:
+            self._forget_gone(prepared)
 
     async def astream(
         self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
     ) -> AsyncIterator[ReplyChunk]:
         """The same for `async for`."""
+        prepared = await asyncio.to_thread(self._living, prepared)
         asked = _Asked.now(prepared, options, inject, called)
         words = _Words(prepared.calling)
         engine = await asyncio.to_thread(self._engine.get)
-        async for chunk in engine.astream(asked.prompt, asked.options):
-            yield self._piece(asked, chunk, words)
+        try:
+            async for chunk in engine.astream(asked.prompt, asked.options):
+                yield self._piece(asked, chunk, words)
+        finally:
+            await asyncio.to_thread(self._forget_gone, prepared)
+
+    def _living(self, prepared: Prepared) -> Prepared:
+        """`prepared` without the memories that are gone."""
+        gone = () if prepared.continued else self._gone(prepared.shown)
+        if not gone:
+            return prepared
+        tags, ids = {memory.tag for memory in gone}, {memory.id for memory in gone}
+        out = [segment for segment in prepared.prompt.segments if segment.tag in tags]
+        return replace(
+            prepared,
+            prompt=prepared.prompt.without(tags),
+            memories=tuple(memory for memory in prepared.memories if memory.id not in ids),
+            memory_tokens=prepared.memory_tokens - sum(len(segment.ids) for segment in out),
+            shown=tuple(memory for memory in prepared.shown if memory.id not in ids),
+        )
+
+    def _forget_gone(self, prepared: Prepared) -> None:
+        """Have the engine forget what it was shown and was forgotten meanwhile."""
+        try:
+            gone = self._gone(prepared.shown)
+        except (
+            sqlite3.ProgrammingError
+        ):  # the memory was closed meanwhile: a stream that nobody reads any more
+            return
+        if gone:
+            self._forget([Owed(prepared.prompt.owner, (), tuple(memory.tag for memory in gone))])
 
     def _piece(self, asked: _Asked, chunk: Chunk, words: _Words) -> ReplyChunk:
         text = words.push(chunk.text)

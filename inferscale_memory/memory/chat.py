@@ -240,10 +240,12 @@ class Chat:
         if not said:
             return True
         memory = self._with_memory()
-        now = dict(await wait.call(operations.behind(memory).wordings, list(said)))
+        core = operations.behind(memory)
+        await wait.call(core.writes.expire)
+        now = dict(await wait.call(core.wordings, list(said)))
         for name in said.keys() - now.keys():  # gone, or written by somebody whom the journal does not know
             row = await wait.call(memory.vector_store.get, name)
-            if row is None:
+            if row is None or is_expired(row.payload or {}):
                 return False
             now[name] = words_of(row.payload or {}).digest
         return now == said

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from threading import RLock
+from time import monotonic
 from typing import Any, Protocol
 
 from inferscale_memory.errors import ConfigurationError
@@ -22,7 +23,7 @@ from inferscale_memory.memory.entities import Entities
 from inferscale_memory.memory.faiss_store import mended
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
-from inferscale_memory.memory.mirror import Payload, StoreLock, mirrored
+from inferscale_memory.memory.mirror import MirroredStore, Payload, StoreLock, mirrored
 from inferscale_memory.memory.nearest import Nearest
 from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.past import Past, deletion
@@ -30,6 +31,7 @@ from inferscale_memory.memory.pinned import Pinned
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
 from inferscale_memory.memory.recovery import Recovery
+from inferscale_memory.memory.reply import Shown
 from inferscale_memory.memory.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.store_files import StoreFiles, name_of
@@ -37,6 +39,9 @@ from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
+
+CHANGE_S = 1.0
+"""How long the encoder waits for a change of a fact that it wants to look at."""
 
 
 class Stores(Protocol):
@@ -91,7 +96,7 @@ class Core:
             expire=lambda: self.writes.expire(),
             forget=self.telling.forget,
         )
-        self.answers = Answers(self.engine, at_hand)
+        self.answers = Answers(self.engine, at_hand, self.gone, self.telling.forget)
         self.recall = Recall(self.journal, self.engine, self.encoder, at_hand, preambles, self.injection)
         forgetting = Forgetting(
             self.journal,
@@ -154,6 +159,11 @@ class Core:
         """Id -> digest of the line it has now, of those that exist."""
         return {name: fact_words(fact).digest for name, fact in self.journal.facts(ids).items()}
 
+    def gone(self, shown: Sequence[Shown]) -> list[Shown]:
+        """Those of these memories that were forgotten or reworded since they were put into a prompt."""
+        now = self.wordings([memory.id for memory in shown]) if shown else {}
+        return [memory for memory in shown if now.get(memory.id) != memory.digest]
+
     def close(self) -> None:
         """Stop encoding, and end the engine if it is ours."""
         self.encoder.close()
@@ -165,9 +175,15 @@ class Core:
         payload: Payload | None = getattr(self._stores.vector_store.get(memory_id), "payload", None)
         return payload
 
-    def _check(self, ids: Sequence[str]) -> None:
+    def _check(self, ids: Sequence[str]) -> list[str]:
+        """Bring the journal in step with the store. Returns those that somebody is changing for long."""
+        store = self._stores.vector_store
+        if isinstance(store, MirroredStore):
+            until = monotonic() + CHANGE_S
+            return [name for name in ids if not store.recheck(name, max(0.0, until - monotonic()))]
         found = [(name, self._payload(name)) for name in ids]
         self.writes.check([(name, payload) for name, payload in found if payload is not None])
+        return []
 
 
 def new_turns(messages: Any, metadata: Payload | None, timestamp: Any) -> list[NewTurn]:

@@ -19,6 +19,7 @@ from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.plan import Planned, Planner, fact_words
+from inferscale_memory.memory.scope import turn_tag
 from inferscale_memory.memory.stacking import waves
 from inferscale_memory.prompt import PUBLIC_OWNER
 
@@ -48,12 +49,12 @@ class Encoder:
         *,
         w: int,
         neighbours: Neighbours | None,
-        check: Callable[[Sequence[str]], None],
+        check: Callable[[Sequence[str]], Sequence[str]],
         expire: Callable[[], None],
         forget: Callable[[Sequence[Owed]], None],
     ) -> None:
-        """`check` brings the journal in step with the store for the ids it is given, `expire` takes out of it
-        what has expired, `forget` tells the engine what to forget."""
+        """`check` brings the journal in step with the store for the ids it is given, and returns those for which it
+        could not; `expire` takes out of it what has expired, `forget` tells the engine what to forget."""
         self.failed: dict[str, str] = {}
         self._journal = journal
         self._engine = engine
@@ -151,7 +152,11 @@ class Encoder:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             names = list(self._waiting)
         # Not within the lock: who holds the journal's may be waiting for this one, to submit.
-        places = self._journal.places(names)
+        try:
+            places = self._journal.places(names)
+        except Exception as error:  # whatever ails it, the batch itself will say; this thread must live
+            _log.warning("the journal could not be asked for an order: %s", error)
+            places = {}
         with self._changed:
             if self._closed:
                 return None
@@ -172,8 +177,7 @@ class Encoder:
 
     def _encode(self, batch: Mapping[str, bool]) -> None:
         doubtful = [fact for fact, check in batch.items() if check]
-        if doubtful:
-            self._check(doubtful)
+        changing = set(self._check(doubtful)) if doubtful else set()  # left for their next recall
         self._expire()
         engine = self._engine.get()
         if engine.unsupported is not None:
@@ -181,7 +185,7 @@ class Encoder:
         template = self._engine.template
         self._preambles.key(engine, PUBLIC_OWNER, template.split([{"role": "user", "content": "?"}]).preamble)
         planner = Planner(self._journal, template, w=self._w, max_tokens=engine.max_model_len - 2)
-        facts = self._wanted(engine, planner, list(batch))
+        facts = self._wanted(engine, planner, [fact for fact in batch if fact not in changing])
         if self._neighbours is None:
             self._carry_out(engine, planner.plan(facts))
             return
@@ -200,7 +204,13 @@ class Encoder:
     def _carry_out(self, engine: Engine, planned: Sequence[Planned]) -> None:
         while planned:
             again: list[Planned] = []
-            for plan, result in self._run(engine, planned):
+            try:
+                results = self._run(engine, planned)
+            except Exception:
+                for plan in planned:
+                    self._forget_dead(plan, ())
+                raise
+            for plan, result in results:
                 simpler = [] if result.refs else plan.simpler()
                 if simpler:
                     self._at_hand.drop(ref.key for ref in plan.request.base)  # perhaps one of them is not
@@ -253,8 +263,11 @@ class Encoder:
         if not result.refs:
             for kept in plan.kept:
                 self._fail(kept.fact, result.error or "the engine gave no reason")
+            self._forget_dead(plan, ())
             return
         late = []
+        old = self._journal.ledger([kept.fact.fact for kept in plan.kept], engine.fingerprint)
+        replaced: list[str] = []
         for kept, ref in zip(plan.kept, result.refs, strict=True):
             fact = kept.fact
             line = fact_words(fact).digest
@@ -265,17 +278,27 @@ class Encoder:
                 self._at_hand.add([ref.key])
                 self._attempts.pop((fact.fact, entry.line), None)
                 self.failed.pop(fact.fact, None)
+                if fact.fact in old and old[fact.fact].key != ref.key:
+                    replaced.append(old[fact.fact].key)
             else:
                 late.append((fact.fact, ref.key))
+        unnamed = set(replaced) - self._journal.named(replaced) if replaced else ()
+        if unnamed:  # nobody would find them when their fact goes
+            self._forget([Owed(plan.request.owner, tuple(unnamed), ())])
         if late:
-            self._discard(plan, late)
+            self._forget_dead(plan, [key for _, key in late])
+            self.submit([fact for fact, _ in late if self._journal.facts([fact])], wait=False)
 
-    def _discard(self, plan: Planned, late: Sequence[tuple[str, str]]) -> None:
-        """Something in the window, or the fact, was forgotten while it was encoded."""
+    def _forget_dead(self, plan: Planned, keys: Sequence[str]) -> None:
+        """Tell the engine what was forgotten while it encoded: these blobs, and cached blocks with words of facts and
+        turns that are no more what they were. It was told when they were forgotten, perhaps before it had them."""
         known = self._journal.facts(fact.fact for fact in plan.mentioned)
         dead = [fact.tag for fact in plan.mentioned if known.get(fact.fact) != fact]
-        self._forget([Owed(plan.request.owner, tuple(key for _, key in late), tuple(dead))])
-        self.submit([fact for fact, _ in late if fact in known], wait=False)
+        turns = {number for kept in plan.kept for number in kept.context.turns}
+        said = {turn.number for turn in self._journal.turns(turns)}
+        dead += [turn_tag(plan.request.owner, number) for number in sorted(turns - said)]
+        if keys or dead:
+            self._forget([Owed(plan.request.owner, tuple(keys), tuple(dead))])
 
     def _fail(self, fact: Fact, reason: str) -> None:
         name = (fact.fact, fact_words(fact).digest)

@@ -5,19 +5,20 @@ It must never start an engine just because a memory was made, or to forget what 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from inferscale_memory.engine.base import Engine
+from inferscale_memory.engine.environment import installed_engine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
 PROVIDERS = ("vllm", "transformers", "remote")
 _IN_PROCESS = (None, "vllm", "transformers")
 """What holds blobs ends with its process."""
+TRANSFORMERS_OPTIONS = frozenset({"dtype", "device", "blob_bytes", "secret"})
 REMOTE_OPTIONS = frozenset({"base_url", "tokenizer", "model", "api_key", "home", "timeout", "tool_parser"})
 
 
@@ -121,7 +122,7 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     if provider == "remote":
         return _remote(options, blobs)
     if provider is None:
-        provider = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+        provider = installed_engine()
     model = options.pop("model", None)
     if model is None:
         from inferscale_memory.fetch import demo_model
@@ -137,6 +138,12 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     else:
         from inferscale_memory.engine.transformers import TransformersEngine
 
+        unknown = sorted(options.keys() - TRANSFORMERS_OPTIONS)
+        if unknown:
+            raise ConfigurationError(
+                f"a transformers engine takes model, {', '.join(sorted(TRANSFORMERS_OPTIONS))}: "
+                f"leave out {', '.join(unknown)}, or take provider vllm"
+            )
         if "device_bytes" in blobs:  # it has one tier
             options = {"blob_bytes": blobs["device_bytes"], **options}
         engine = TransformersEngine(model, **options)

@@ -55,8 +55,8 @@ class Face(Generic[Session]):
 
         Args:
             config: mem0's configuration; as a dictionary it may leave out anything, and hold the three below.
-            engine: `{"provider": "vllm" | "transformers", "model": folder, ...}`, or an `Engine`, which stays
-                the caller's. By default vLLM where it is installed, with the demo model.
+            engine: `{"provider": "vllm" | "transformers" | "remote", "model": folder, ...}`, or an `Engine`, which
+                stays the caller's. By default vLLM where it is installed, with the demo model.
             injection: how memories are encoded and placed; see `Injection`.
             folder: where everything is written; by default `INFERSCALE_HOME`, or ~/.inferscale.
 
@@ -145,7 +145,8 @@ class Face(Generic[Session]):
 
     @property
     def engine(self) -> Engine:
-        """The engine; started now if it was not, which blocks until it serves."""
+        """The engine, made if it was not. It loads its model at the first use, or with `start()`, which blocks until it
+        serves."""
         return operations.behind(self).engine.get()
 
     def session(

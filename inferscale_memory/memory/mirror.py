@@ -202,6 +202,18 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             self._mirror.cleared()
             return done
 
+    def recheck(self, fact: str, timeout: float) -> bool:
+        """Tell the mirror what the store holds of a fact now, between two changes of it. False where a change takes
+        longer than `timeout` seconds: whoever makes it may be waiting for the caller."""
+        if not self._order.acquire(timeout=timeout):
+            return False
+        try:
+            if (payload := self._held(fact)) is not None:
+                self._mirror.updated(fact, payload)
+            return True
+        finally:
+            self._order.release()
+
     def _ids(self) -> tuple[str, ...]:
         with self._lock:
             return ids_in(self._inner)

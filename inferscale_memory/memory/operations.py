@@ -20,6 +20,7 @@ from mem0.memory.main import _build_filters_and_metadata, _normalize_expiration_
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent, Turn
 from inferscale_memory.memory.again import RETRIED, as_messages, options_again, said_in_vain
@@ -242,6 +243,15 @@ async def chat(
     called = perf_counter()
     options = replace(options or SamplingOptions(), max_tokens=max_tokens)
     if session is not None:
+        settled = {
+            **ids,
+            "k": k,
+            "filters": filters,
+            "memories": memories,
+            "tools": tools,
+            "tool_choice": tool_choice,
+        }
+        _refuse_settled(settled)
         text = question(conversation(messages))
         if stream:
             return session.stream(text, options=options, inject=inject)
@@ -262,6 +272,16 @@ async def chat(
     if stream:
         return kind.stream(answers, prepared, options, inject=inject, called=called)
     return await answers.answer(kind.wait, prepared, options, inject=inject, called=called)
+
+
+def _refuse_settled(arguments: Mapping[str, Any]) -> None:
+    """What a session has settled, or has no place for, is not passed over in silence."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ConfigurationError(
+            f"a question of a session takes no {', '.join(given)}: give ids, k and filters to `session()`; with "
+            "memories or tools call `chat` without a session"
+        )
 
 
 async def prepare(

@@ -23,7 +23,8 @@ from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.found import Found
 from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.order import arranged
-from inferscale_memory.memory.reply import Prepared, Recalled
+from inferscale_memory.memory.plan import fact_words
+from inferscale_memory.memory.reply import Prepared, Recalled, Shown
 from inferscale_memory.memory.scope import Scope, fact_tag
 from inferscale_memory.memory.words import payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
@@ -162,18 +163,26 @@ class Recall:
             prompt = Prompt(scope.owner, (Segment(template.plain(messages, tools=offered)),))
         dropped = {fact.tag for fact in composed.dropped}
         injected = {segment.tag for segment in prompt.composition}
+        stand = [item for item in found if item.tag not in dropped]
         return Prepared(
             prompt,
-            tuple(
-                replace(item.recalled, injected=item.tag in injected)
-                for item in found
-                if item.tag not in dropped
-            ),
+            tuple(replace(item.recalled, injected=item.tag in injected) for item in stand),
             tuple(item.recalled for item in found if item.tag in dropped),
             search_s,
             perf_counter() - started,
             calling,
-            sum(len(fact.ids) for fact in facts if fact.tag not in dropped),
+            sum(len(item.ids) for item in stand),
+            self.shown(stand),
+        )
+
+    def shown(self, found: Sequence[Found]) -> tuple[Shown, ...]:
+        """How these are worded, without those that the journal knows in other words or not at all: another program
+        wrote them, and what the store says holds."""
+        known = self._journal.facts(item.recalled.id for item in found)
+        return tuple(
+            Shown(item.recalled.id, item.tag, item.words.digest)
+            for item in found
+            if item.recalled.id in known and fact_words(known[item.recalled.id]).digest == item.words.digest
         )
 
     def budget(self, found: Sequence[Found]) -> int | None:

@@ -27,6 +27,15 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """A memory as it is worded in a prompt. `tag`: the engine's name for it; `digest`: of its line."""
+
+    id: str
+    tag: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A question with its memories, ready to be run along any path: as it is, or `prompt.as_text()`.
 
@@ -38,6 +47,8 @@ class Prepared:
         compose_s: seconds for building the prompt.
         calling: the tools of the question, if it has any.
         memory_tokens: how many tokens the memories in the prompt have.
+        shown: how those of `memories` are worded that the journal knows in these words.
+        continued: the prompt goes on from an earlier one, so no memory can be taken out of it.
     """
 
     prompt: Prompt
@@ -47,6 +58,8 @@ class Prepared:
     compose_s: float
     calling: Calling | None = None
     memory_tokens: int = 0
+    shown: tuple[Shown, ...] = ()
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 IDS = ("user_id", "agent_id", "run_id")
+MOST = 512
+"""Characters of the longest owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Scope:
     @property
     def owners(self) -> list[str]:
         """Everybody who may be shown what carries these ids, when they ask without the other ids."""
-        return [f"{name.removesuffix('_id')}:{value}" for name, value in self.ids.items()]
+        return [_owner(name.removesuffix("_id"), value) for name, value in self.ids.items()]
 
     def covers(self, other: Scope) -> bool:
         """Whether `other` carries every id of this one: mem0's filters find it then."""
@@ -55,6 +57,12 @@ class Scope:
     def key(self) -> str:
         """All ids as one string: windows never cross it."""
         return "&".join(f"{name}={quote(value, safe='')}" for name, value in self.ids.items())
+
+
+def _owner(kind: str, name: str) -> str:
+    """A name longer than the connector takes stands by its digest, with a sign before it that no other owner has."""
+    owner = f"{kind}:{name}"
+    return owner if len(owner) <= MOST else f"{kind}#{blake2b(name.encode(), digest_size=32).hexdigest()}"
 
 
 def fact_tag(owner: str, fact: str) -> str:

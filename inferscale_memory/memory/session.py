@@ -35,11 +35,10 @@ class Search(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the next turn goes on from: the prompt so far and its answer, and the memories in it as worded."""
+    """What the next turn goes on from: the prompt so far and its answer."""
 
     prepared: Prepared
     answer: tuple[int, ...]
-    wordings: dict[str, str]
 
 
 class Conversation:
@@ -111,8 +110,8 @@ class Conversation:
     def _stands(self, kept: _Kept) -> bool:
         """Whether every memory in the prompt so far exists as it is worded there. One that the journal did
         not know then (its encode was still to come) counts as none."""
-        ids = [memory.id for memory in kept.prepared.memories]
-        return len(kept.wordings) == len(ids) and self._core.wordings(ids) == kept.wordings
+        before = kept.prepared
+        return len(before.shown) == len(before.memories) and not self._core.gone(before.shown)
 
     def _continued(
         self, kept: _Kept, text: str, results: Sequence[Result], max_tokens: int, search_s: float
@@ -140,13 +139,14 @@ class Conversation:
             search_s,
             perf_counter() - started,
             memory_tokens=before.memory_tokens + sum(len(item.ids) for item in new),
+            shown=(*self._core.recall.shown(new), *before.shown),
+            continued=True,
         )
 
     def _remember(self, text: str, prepared: Prepared, reply: Reply) -> None:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply.text}]
         answer = _unended(reply.completion.token_ids, self._core.engine.get().tokenizer.all_special_ids)
-        ids = [memory.id for memory in prepared.memories]
-        self._kept = _Kept(prepared, answer, self._core.wordings(ids))
+        self._kept = _Kept(prepared, answer)
 
 
 class ChatSession(Conversation):
@@ -169,6 +169,8 @@ class ChatSession(Conversation):
     def _remembering(
         self, text: str, prepared: Prepared, options: SamplingOptions, inject: bool, called: float
     ) -> Iterator[ReplyChunk]:
+        if self._core.gone(prepared.shown):  # between the call and the first piece
+            prepared = run(self._prepare(text, options, inject))
         for chunk in self._core.answers.stream(prepared, options, inject=inject, called=called):
             if chunk.reply is not None:
                 self._remember(text, prepared, chunk.reply)

@@ -9,21 +9,22 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from inferscale_memory.errors import ConfigurationError, InferScaleError, MigrationError
+from inferscale_memory.errors import ConfigurationError, InferScaleError, MigrationError, first_line
 from inferscale_memory.memory import Memory
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.migrate.copy import Counts, Step, copy
 from inferscale_memory.migrate.source import Source
 
+T = TypeVar("T")
 BATCH = 256
 _NOT_NEEDED = ("llm", "reranker")
 """Parts of a configuration that may want a key, and have nothing to do here."""
@@ -33,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything is there, 1 when something is not."""
     options = _parser().parse_args(argv)
     there, here = _read(options.source), _read(options.target)
-    with closing(Source(there)) as source:
+    with closing(_opened(options.source, lambda: Source(there))) as source:
         if options.dry_run:
             return _counted(source)
-        _refuse_the_same(source, here)
-        with _open(here) as memory, _progress(sum(1 for _ in source.facts())) as step:
+        _opened(options.target, lambda: _refuse_the_same(source, here))
+        with _open(options.target, here) as memory, _progress(sum(1 for _ in source.facts())) as step:
             try:
                 counts = copy(source, memory, batch=options.batch, step=step)
             except InferScaleError:
@@ -145,10 +146,23 @@ def _needed(target: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in target.items() if name not in _NOT_NEEDED}
 
 
+def _opened(path: Path, open_it: Callable[[], T]) -> T:
+    """What `open_it` makes of the configuration in `path`. Whatever mem0, pydantic and stores raise is its fault."""
+    try:
+        return open_it()
+    except InferScaleError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{path} cannot be opened ({type(error).__name__}: {first_line(error)}): correct it, or look whether its "
+            "store is there"
+        ) from error
+
+
 @contextmanager
-def _open(target: Mapping[str, Any]) -> Iterator[Memory]:
+def _open(path: Path, target: Mapping[str, Any]) -> Iterator[Memory]:
     """The memory that is written. Its engine stays off: facts are encoded when they are first recalled."""
-    with Memory.from_config(_needed(target)) as memory:
+    with _opened(path, lambda: Memory.from_config(_needed(target))) as memory:
         if memory._settings is not None:
             memory._settings.engine.eager = False
         yield memory

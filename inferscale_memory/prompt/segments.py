@@ -6,6 +6,7 @@ is what makes a missing blob cost time and never an answer.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 PUBLIC_OWNER = "public"
@@ -53,6 +54,10 @@ class Prompt:
             if segment.key is None:
                 return self.segments[:index]
         return self.segments
+
+    def without(self, tags: Collection[str]) -> Prompt:
+        """The prompt without the segments that carry one of `tags`."""
+        return replace(self, segments=tuple(part for part in self.segments if part.tag not in tags))
 
     def as_text(self) -> Prompt:
         """The same ids with nothing injected."""

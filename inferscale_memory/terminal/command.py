@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from inferscale_memory.engine.environment import installed_engine
+
 
 def main(argv: Sequence[str] = ()) -> int:
     """Talk until the input ends. Exit status 0."""
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
     console = Console(highlight=False)
     with Memory.from_config(_config(options)) as memory:
-        memory.engine  # noqa: B018  # starting takes a while: not with the first question
+        memory.engine.start()  # it takes a while: not with the first question
         talk = Talk(
             memory, console, user=options.user, extract=options.extract, max_tokens=options.max_tokens
         )
@@ -39,9 +41,12 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _config(options: argparse.Namespace) -> dict[str, Any]:
-    engine = {"provider": options.engine, "model": options.model, "base_url": options.base_url}
-    if options.engine in (None, "vllm"):
+    provider = options.engine or installed_engine()
+    engine = {"provider": provider, "model": options.model}
+    if provider == "vllm":
         engine |= {"max_model_len": options.max_model_len, "enforce_eager": True}
+    if provider == "remote":
+        engine |= {name: getattr(options, name) for name in ("base_url", "tokenizer", "api_key")}
     config: dict[str, Any] = {
         "engine": {name: value for name, value in engine.items() if value is not None},
         "injection": {"k": options.k, "system": options.system},
@@ -66,11 +71,19 @@ def _lines() -> Iterator[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("inferscale chat", description="Talk to a model that remembers you.")
     parser.add_argument("--user", default="me", help="whose memory (default: me)")
-    parser.add_argument("--model", type=Path, help="folder of a model (default: the demo model)")
+    parser.add_argument(
+        "--model", help="folder of a model (default: the demo model), or the server's name for one"
+    )
     parser.add_argument(
         "--engine", metavar="PROVIDER", help="vllm, transformers or remote (default: what is installed)"
     )
     parser.add_argument("--base-url", help="of the server, for the remote engine")
+    parser.add_argument("--tokenizer", help="folder of its model's tokenizer, unless the model's is here too")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("INFERSCALE_API_KEY"),
+        help="what the server was started with (default: INFERSCALE_API_KEY)",
+    )
     parser.add_argument(
         "--folder", type=Path, help="where memories lie (default: INFERSCALE_HOME or ~/.inferscale)"
     )

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from inferscale_memory.engine.base import Engine
+from inferscale_memory.engine.environment import installed_engine
 from inferscale_memory.engine.fingerprint import model_fingerprint
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.verify.evidence import BrokenEngineError, gather, longest
@@ -83,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Prove on a model that injected facts give what the same facts give as text.",
     )
     parser.add_argument("--model", type=Path, required=True, metavar="PATH", help="folder of the model")
-    parser.add_argument("--engine", choices=("vllm", "transformers"), required=True)
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "transformers"),
+        default=installed_engine(),
+        help="default: what is installed",
+    )
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="float32 proves most")
     parser.add_argument("--facts", type=int, default=50, metavar="N", help="how many facts (default: 50)")
     parser.add_argument(

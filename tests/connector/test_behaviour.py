@@ -303,6 +303,7 @@ def test_a_failed_load_is_recomputed_and_leaves_nothing_to_hit(
         failed = rig.inject(prompt)
     assert failed.injected == 0
     assert "loading failed" in failed.reply["refused"]
+    assert failed.known == failed.reply["lost"], "vLLM counts what it was to load"
     assert same(failed, plain)
 
     again = rig.inject(prompt)

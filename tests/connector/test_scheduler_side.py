@@ -136,6 +136,45 @@ def test_a_cached_prefix_that_reaches_into_a_span_is_not_read(sim: Simulation) -
     assert sim.marks(sim.replies[name]["blobs"][0][0]) == prefill(ids)[40:60]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+def test_an_encode_that_may_not_read_the_cache_waits_for_room(folder: Path, asynchronous: bool) -> None:
+    """vLLM does not take a wait for an answer from then on: room comes first."""
+    sim = Simulation(folder, device=100, batch=16, asynchronous=asynchronous)
+    ids = words(64)
+    sim.encode("alice", ids, (0, 60))
+    large = sim.add(words(90, 7), Encode("alice", ((0, 90),)), tokens=2)
+    sim.step()
+    again = sim.add(ids, Encode("alice", ((0, 60),)), tokens=2)
+    sim.drain()
+    assert [sim.replies[name]["error"] for name in (large, again)] == [None, None]
+    assert sim.marks(sim.replies[again]["blobs"][0][0]) == prefill(ids)[:60]
+    assert whole(sim, [100])
+
+
+def test_an_encode_that_may_not_read_the_cache_and_never_fits_says_so(folder: Path) -> None:
+    sim = Simulation(folder, device=40)
+    ids = words(64)
+    sim.encode("alice", ids, (0, 30))
+    reply = sim.ask(Encode("alice", ((0, 60),)), ids, tokens=2)
+    assert "60 tokens do not fit the device tier of 40" in reply["error"]
+    assert whole(sim, [40])
+
+
+def test_a_large_encode_has_its_turn_among_small_ones(folder: Path) -> None:
+    """At every step one of them is under way: together they leave no room for it."""
+    sim = Simulation(folder, device=100, batch=16)
+    sim.add(words(30, 100), Encode("alice", ((0, 30),)), tokens=2)
+    sim.step()
+    large = sim.add(words(80, 7), Encode("alice", ((0, 80),)), tokens=2)
+    for n in range(40):
+        sim.add(words(30, 101 + n), Encode("alice", ((0, 30),)), tokens=2)
+        sim.step()
+    assert large in sim.finished
+    assert sim.replies[large]["error"] is None
+    sim.drain()
+    assert whole(sim, [100])
+
+
 def test_a_waiting_encode_that_may_not_read_the_cache_holds_nobody_up(sim: Simulation) -> None:
     ids = words(64)
     sim.encode("alice", ids, (0, 60))
@@ -547,6 +586,7 @@ def test_a_composition_is_injected_and_only_the_question_is_computed(sim: Simula
     assert sim.replies[name] == {
         "injected": 96,
         "promoted": 0,
+        "lost": 0,
         "compose_s": 0.001,
         "refused": None,
         "missing": [],
@@ -581,7 +621,14 @@ def test_a_prompt_of_one_injected_token_is_computed(sim: Simulation) -> None:
 
 def test_a_composition_of_nothing_is_text(sim: Simulation) -> None:
     reply, made = inject(sim, Inject("alice", ()), QUESTION)
-    assert reply == {"injected": 0, "promoted": 0, "compose_s": 0.0, "refused": None, "missing": []}
+    assert reply == {
+        "injected": 0,
+        "promoted": 0,
+        "lost": 0,
+        "compose_s": 0.0,
+        "refused": None,
+        "missing": [],
+    }
     assert made == answer(QUESTION, 4)
 
 
@@ -953,6 +1000,7 @@ def test_a_failed_load_is_recomputed_to_the_texts_answer(folder: Path, batch: in
     assert reply == {
         "injected": 0,
         "promoted": 0,
+        "lost": 55,
         "compose_s": 0.0,
         "refused": "loading failed, so the text was prefilled",
         "missing": [],

@@ -47,6 +47,12 @@ def test_the_engine_is_not_made_before_it_is_needed(open_memory: OpenMemory) -> 
         _ = memory.engine
 
 
+def test_an_option_that_transformers_has_not_is_named(open_memory: OpenMemory, model: Path) -> None:
+    engine = {"provider": "transformers", "model": model, "max_model_len": 100, "enforce_eager": True}
+    with pytest.raises(ConfigurationError, match="leave out enforce_eager, max_model_len"):
+        _ = open_memory(engine=engine).engine
+
+
 def test_an_engine_made_from_the_configuration_ends_with_the_memory(
     open_memory: OpenMemory, model: Path
 ) -> None:

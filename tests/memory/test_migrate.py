@@ -283,6 +283,10 @@ def test_what_cannot_work_is_one_line_and_status_2(
     for one, says in ((source, "are the same store"), (lost, "there is no qdrant store at")):
         assert migrate(one, source if one is source else target) == 2
         assert says in capsys.readouterr().err
+    unknown = {**source, "vector_store": {"provider": "cupboard", "config": {}}}
+    for one, other in ((unknown, target), (source, unknown)):
+        assert migrate(one, other) == 2
+        assert "cannot be opened (" in capsys.readouterr().err
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "torn.json").write_text("{")
     for name, says in (("list", "no JSON object"), ("torn", "is no JSON"), ("none", "cannot be read")):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from inferscale_memory.errors import EngineError
 from inferscale_memory.memory import Memory
+from inferscale_memory.terminal.command import _config, _parser
 from inferscale_memory.terminal.talk import Talk
 from tests.memory.watched import WatchedEngine
 
@@ -104,6 +105,31 @@ def test_extraction_that_fails_is_said_and_the_talk_goes_on(memory: Memory, engi
 
 def test_what_does_not_fit_is_said(screen: Screen) -> None:
     assert "send fewer or shorter messages" in screen.says("word " * 6000 + "?")
+
+
+@pytest.mark.parametrize("installed", ["vllm", "transformers"])
+def test_an_engine_gets_the_options_that_it_takes(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    monkeypatch.setattr("inferscale_memory.terminal.command.installed_engine", lambda: installed)
+    monkeypatch.setenv("INFERSCALE_API_KEY", "the key")
+
+    def engine(*arguments: str) -> dict[str, object]:
+        return dict(_config(_parser().parse_args(arguments))["engine"])
+
+    for_vllm = {"provider": "vllm", "model": "folder", "max_model_len": 4096, "enforce_eager": True}
+    alone = {"provider": "transformers", "model": "folder"}
+    assert engine("--model", "folder") == (for_vllm if installed == "vllm" else alone)
+    assert engine("--model", "folder", "--engine", "vllm") == for_vllm
+    assert engine("--model", "folder", "--engine", "transformers") == alone
+    there = engine(
+        "--engine", "remote", "--base-url", "http://there", "--model", "name", "--tokenizer", "folder"
+    )
+    assert there == {
+        "provider": "remote",
+        "base_url": "http://there",
+        "model": "name",
+        "tokenizer": "folder",
+        "api_key": "the key",
+    }
 
 
 @pytest.mark.engine

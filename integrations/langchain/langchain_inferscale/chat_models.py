@@ -71,8 +71,8 @@ class ChatInferScale(BaseChatModel):
     """
 
     engine: Any = Field(default=None, exclude=True, repr=False)
-    """An `Engine`, which stays the caller's, or `{"provider": "vllm" | "transformers", "model": folder, ...}`. Not
-    together with a `memory` that is made, which has one."""
+    """An `Engine`, which stays the caller's, or `{"provider": "vllm" | "transformers" | "remote", "model": folder,
+    ...}`. Not together with a `memory` that is made, which has one."""
     memory: Any = Field(default=None, exclude=True, repr=False)
     """A `Memory` or `AsyncMemory`, which stays the caller's; or mem0's configuration, with `engine` and `injection`
     in it at will, of one that is opened here."""
