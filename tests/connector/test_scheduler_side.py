@@ -162,12 +162,12 @@ def test_an_encode_that_may_not_read_the_cache_and_never_fits_says_so(folder: Pa
 
 def test_a_large_encode_has_its_turn_among_small_ones(folder: Path) -> None:
     """At every step one of them is under way: together they leave no room for it."""
-    sim = Simulation(folder, device=100, batch=16)
-    sim.add(words(30, 100), Encode("alice", ((0, 30),)), tokens=2)
+    sim = Simulation(folder, device=100)
+    sim.add(words(100, 100), Encode("alice", ((70, 100),)), tokens=2)
     sim.step()
     large = sim.add(words(80, 7), Encode("alice", ((0, 80),)), tokens=2)
-    for n in range(40):
-        sim.add(words(30, 101 + n), Encode("alice", ((0, 30),)), tokens=2)
+    for n in range(18):
+        sim.add(words(100, 101 + n), Encode("alice", ((70, 100),)), tokens=2)
         sim.step()
     assert large in sim.finished
     assert sim.replies[large]["error"] is None
