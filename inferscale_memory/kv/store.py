@@ -5,7 +5,8 @@ That lets it live in vLLM's scheduler while the tensors live in the workers.
 
 Invariants:
 - A key is in the directory only when its tensors are complete on at least one tier.
-- A copy in a lower tier stays when a blob is promoted, so most evictions move nothing.
+- A copy in a lower tier stays when a blob is promoted, so most evictions move nothing. Where room is short such copies
+  go first: no blob is lost while a tier has room for all that stands on no faster one, and for what is being promoted.
 - What is pinned is neither evicted nor demoted, on any tier, until `unpin_all`.
 - Moves are to be executed in the order of `take_moves`, before anything else of their step.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.tier import Tier
@@ -50,6 +52,7 @@ class BlobStore:
         self.tiers = tuple(tiers)
         self._entries: dict[str, Entry] = {}
         self._recency: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
+        self._copies: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
         self._stored = [0] * len(tiers)  # tokens of blobs, by tier
         self._pinned: set[str] = set()
         self._moves: list[Move] = []
@@ -67,9 +70,9 @@ class BlobStore:
     def touch(self, keys: Iterable[str]) -> None:
         """Mark as used just now, in order."""
         for key in keys:
-            for recency in self._recency:
-                if key in recency:
-                    recency.move_to_end(key)
+            for order in (*self._recency, *self._copies):
+                if key in order:
+                    order.move_to_end(key)
 
     def pin(self, keys: Iterable[str]) -> None:
         """Keep these where they are until `unpin_all`."""
@@ -167,17 +170,18 @@ class BlobStore:
         self._place(entry, 0, rows)
 
     def _make_room(self, number: int, tokens: int) -> bool:
-        """Evict the least recently used of a tier until `tokens` are free. False if they cannot be."""
+        """Evict from a tier until `tokens` are free, the least recently used first, and copies of what stands on a
+        faster one before all others. False if they cannot be."""
         if tokens > self._room(number):
             return False
-        missing, victims = tokens - self.tiers[number].free, list[Entry]()
-        for key in self._recency[number]:
+        missing, victims = tokens - self.tiers[number].free, dict[str, Entry]()
+        for key in chain(self._copies[number], self._recency[number]):
             if missing <= 0:
                 break
-            if key not in self._pinned:
-                victims.append(self._entries[key])
-                missing -= victims[-1].tokens
-        for victim in victims:
+            if key not in self._pinned and key not in victims:
+                victims[key] = self._entries[key]
+                missing -= victims[key].tokens
+        for victim in victims.values():
             self._evict(number, victim)
         return True
 
@@ -192,11 +196,22 @@ class BlobStore:
         entry.rows[number] = rows
         self._recency[number][entry.key] = None
         self._stored[number] += entry.tokens
+        self._tell_copies(entry)
 
     def _displace(self, entry: Entry, number: int) -> None:
         self.tiers[number].give(entry.rows.pop(number))
         del self._recency[number][entry.key]
+        self._copies[number].pop(entry.key, None)
         self._stored[number] -= entry.tokens
+        self._tell_copies(entry)
+
+    def _tell_copies(self, entry: Entry) -> None:
+        """Which of its places are not the fastest it has."""
+        for number in entry.rows:
+            if number > min(entry.rows):
+                self._copies[number].setdefault(entry.key)
+            else:
+                self._copies[number].pop(entry.key, None)
 
     def _evict(self, number: int, entry: Entry) -> None:
         """Drop a blob's copy on one tier, keeping it on the next where there is no other copy and there is room."""

@@ -86,6 +86,10 @@ class Shelves:
             every = np.concatenate([np.empty(0, dtype=np.int64), *held])
             assert len(np.unique(every)) == len(every), "two blobs share a row"
             assert tier.free == tier.capacity - len(every), "free rows do not add up"
+            copies = {
+                name for name in self.names() if min(self.entry(name).rows) < number in self.entry(name).rows
+            }
+            assert set(self.store._copies[number]) == copies
         return True
 
 
@@ -191,6 +195,20 @@ def test_when_the_host_is_full_its_least_recently_used_blob_is_gone(two: Shelves
     for name in "12345678":
         two.put(name, 10)
     assert two.names() == ["2", "3", "4", "5", "6", "7", "8"]
+
+
+def test_on_the_host_copies_of_what_the_device_holds_go_first() -> None:
+    """Not the blobs that nobody has asked for yet, which are nowhere else."""
+    shelves = Shelves(30, 50)
+    names = [str(number) for number in range(13)]
+    for name in names:
+        assert shelves.put(name, 5)
+    draw = random.Random(7)
+    for _ in range(300):
+        chosen = draw.sample(names, draw.randrange(1, 4))
+        assert shelves.promote(*chosen)
+        assert all(name in shelves.store for name in names)
+    assert shelves.sound()
 
 
 def test_a_blob_too_large_for_the_host_is_gone_when_evicted() -> None:
