@@ -8,11 +8,13 @@ prefix cache. The two take turns.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +28,7 @@ SAID = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row for every add of two users, in turn."""
+    """Print a row for every add of two users, in turn; `--json FILE` writes them too."""
     parser = argparse.ArgumentParser("inferscale bench extraction", description=main.__doc__)
     parser.add_argument("--model", type=Path, help="a model folder (default: SmolLM2-135M-Instruct, fetched)")
     parser.add_argument("--adds", type=int, default=2, help="of each user, at most 4 (default: %(default)s)")
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="stretch the model's context to so many tokens. From about 18,000 on mem0's own instructions are used; "
         "the time they take is real, what a model beyond its context extracts is not",
     )
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
 
     from inferscale_memory.engine.base import DEFAULT_OPTIONS, Completion, SamplingOptions
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "answer",
         "facts",
     )
-    table = Table(*columns)
+    table, rows = Table(*columns), list[dict[str, Any]]()
     engine = Watched(options.model or demo_model(), dtype="float32", enforce_eager=True, **stretched)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -90,32 +93,40 @@ def main(argv: Sequence[str] | None = None) -> int:
             for user in ("ada", "ben"):
                 began = perf_counter()
                 try:
-                    facts = str(len(memory.add(SAID[number % len(SAID)], user_id=user)["results"]))
-                except ExtractionError:
-                    facts = "cut off"
+                    facts: int | None = len(memory.add(SAID[number % len(SAID)], user_id=user)["results"])
+                except ExtractionError:  # it was cut off
+                    facts = None
                 total = perf_counter() - began
                 memory.flush()
                 prompt, _, answer, took = engine.asked[-1]
                 alone = prompt.as_text().salted(f"alone {user} {number}")
                 text = engine.generate(alone, SamplingOptions(max_tokens=1))
+                counts = {
+                    "prompt": answer.prompt_tokens,
+                    "injected": answer.injected_tokens,
+                    "cached": answer.cached_tokens,
+                    "prefilled": answer.prefilled_tokens,
+                }
+                seconds = {
+                    "add_s": total,
+                    "ttft_s": answer.ttft_s,
+                    "text_ttft_s": text.ttft_s,
+                    "answer_s": took - answer.ttft_s,
+                }
+                said = len(answer.token_ids)
+                rows.append({"user": user, **counts, **seconds, "answer_tokens": said, "facts": facts})
                 table.add_row(
                     user,
                     f"{total:.2f} s",
-                    *(
-                        f"{tokens:,}"
-                        for tokens in (
-                            answer.prompt_tokens,
-                            answer.injected_tokens,
-                            answer.cached_tokens,
-                            answer.prefilled_tokens,
-                        )
-                    ),
+                    *(f"{tokens:,}" for tokens in counts.values()),
                     f"{answer.ttft_s:.2f} s",
                     f"{text.ttft_s:.2f} s",
-                    f"{len(answer.token_ids)} in {took - answer.ttft_s:.1f} s",
-                    facts,
+                    f"{said} in {took - answer.ttft_s:.1f} s",
+                    "cut off" if facts is None else str(facts),
                 )
     Console(width=120).print(table)
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return 0
 
 
