@@ -71,7 +71,7 @@ class SchedulerSide:
         self._unsupported = unsupported
         self._ahead = ahead
         self._planned: list[Load] = []
-        self._waiting: str | None = None  # the first encode of this step that waits for room
+        self._waiting: str | None = None  # the encode that waits for room before all others
         self._residency: Residency | None = None
         self._requests: dict[str, Encoding | Injection | Answer] = {}
         self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
@@ -125,10 +125,12 @@ class SchedulerSide:
                         captures += self._captures(encoding, tokens, blocks_of(name))
                     except Exception as error:
                         self._fail(encoding, f"its rows could not be planned: {error!r}")
+        first = self._requests.get(self._waiting or "")
+        if not (isinstance(first, Encoding) and first.unreserved):
+            self._waiting = None
         for state in self._requests.values():
             if isinstance(state, Encoding) and state.fresh and not state.request.skip_reading_prefix_cache:
                 self._begin_afresh(state)
-        self._waiting = None
         self._store.unpin_all()
         return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
 
@@ -389,22 +391,22 @@ class SchedulerSide:
         catch."""
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
-            return None, False
+            return None, False  # until `build` has found room for it
         tokens = encoding.unreserved
         # What fills the tier now is pinned or being kept: it will be free again.
         waiting = tokens > 0 and encoding.based + tokens <= self._store.tiers[0].capacity
-        if waiting and not (self._first(encoding) and self._store.reservable(tokens)):
-            return None, False
+        if waiting and not (self._has_its_turn(encoding) and self._store.reservable(tokens)):
+            return self._wait(encoding)
         base = encoding.base
         if base is None or not encoding.open:
             return 0, False
         external = self._match_inject(base, cached, tokens)
         if external is None:
-            return None, False
+            return self._wait(encoding)
         if external < encoding.based:
             complete = base.refused is None and not base.missing and not cached
             if complete and waiting:
-                return None, False
+                return self._wait(encoding)
             reason = "what it stands on is not at hand; encode that first"
             if cached or encoding.rows is not None:
                 reason = "its nonce was used before, or it was preempted; encode again"
@@ -414,19 +416,24 @@ class SchedulerSide:
             return 0, False
         return external, self._ahead
 
-    def _first(self, encoding: Encoding) -> bool:
-        """Whether no other encode of this step waits for room already: smaller ones would take it before its eyes."""
-        name = encoding.request.request_id
-        if self._waiting is None and not self._store.reservable(encoding.unreserved):
-            self._waiting = name
-        return self._waiting in (None, name)
+    def _has_its_turn(self, encoding: Encoding) -> bool:
+        """Whether no other encode waits for room: smaller ones would take it before its eyes."""
+        return self._waiting in (None, encoding.request.request_id)
+
+    def _wait(self, encoding: Encoding) -> tuple[None, bool]:
+        """Ask again in the next step; none that comes after it gets room before."""
+        self._waiting = self._waiting or encoding.request.request_id
+        return None, False
 
     def _begin_afresh(self, encoding: Encoding) -> None:
-        """Have vLLM pass over the prefix cache, from the step on in which there is room: it asks `match` no more."""
+        """Have vLLM pass over the prefix cache, from the step on in which there is room: what `match` says does not
+        count any more then."""
         tokens = encoding.unreserved
         if 0 < tokens <= self._store.tiers[0].capacity:
-            encoding.rows = self._store.reserve(tokens)
+            if self._has_its_turn(encoding):
+                encoding.rows = self._store.reserve(tokens)
             if encoding.rows is None:
+                self._wait(encoding)
                 return
         encoding.request.skip_reading_prefix_cache = True
 

@@ -74,7 +74,7 @@ class Asking(ABC):
         if failed and len(failed) == len(results):
             raise failed[0]
         return [
-            EncodeResult((), first_line(result)) if isinstance(result, Exception) else result
+            EncodeResult((), first_line(result), answered=False) if isinstance(result, Exception) else result
             for result in results
         ]
 

@@ -79,10 +79,12 @@ class EncodeResult:
     Attributes:
         refs: one per span, in order; empty when the encode failed.
         error: why it failed, for a person to read; None when it did not.
+        answered: False where the engine could not be asked, or did not answer: the same may well succeed later.
     """
 
     refs: tuple[BlobRef, ...]
     error: str | None = None
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class RemoteEngine:
     async def _encode(self, wire: Wire, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
         served = await self._meet(wire)
         results = await served.encode(requests)
-        if any(result.error is not None for result in results):
+        if results and all(result.error is not None for result in results):
             await served.recognize()
         return results
 

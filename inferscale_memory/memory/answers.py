@@ -6,6 +6,7 @@ It must never call a memory injected that was not.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,10 @@ from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk, Shown, Timings
 from inferscale_memory.memory.scope import fact_tag
-from inferscale_memory.memory.waiting import Waiting
+from inferscale_memory.memory.waiting import Threads, Waiting
 from inferscale_memory.prompt import Prompt, Said
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Answers:
         try:
             return self._reply(asked, await wait.generate(engine, asked.prompt, asked.options))
         finally:
-            await wait.call(self._forget_gone, prepared)
+            await wait.settle(self._forget_gone, prepared)
 
     def stream(
         self, prepared: Prepared, options: SamplingOptions, *, inject: bool, called: float
@@ -99,11 +102,11 @@ class Answers:
             async for chunk in engine.astream(asked.prompt, asked.options):
                 yield self._piece(asked, chunk, words)
         finally:
-            await asyncio.to_thread(self._forget_gone, prepared)
+            await Threads().settle(self._forget_gone, prepared)
 
     def _living(self, prepared: Prepared) -> Prepared:
         """`prepared` without the memories that are gone."""
-        gone = () if prepared.continued else self._gone(prepared.shown)
+        gone = () if prepared.continued else self.gone(prepared)
         if not gone:
             return prepared
         tags, ids = {memory.tag for memory in gone}, {memory.id for memory in gone}
@@ -118,14 +121,23 @@ class Answers:
 
     def _forget_gone(self, prepared: Prepared) -> None:
         """Have the engine forget what it was shown and was forgotten meanwhile."""
-        try:
-            gone = self._gone(prepared.shown)
-        except (
-            sqlite3.ProgrammingError
-        ):  # the memory was closed meanwhile: a stream that nobody reads any more
+        gone = self.gone(prepared)
+        if not gone:
             return
-        if gone:
-            self._forget([Owed(prepared.prompt.owner, (), tuple(memory.tag for memory in gone))])
+        tags = tuple(memory.tag for memory in gone)
+        try:
+            self._forget([Owed(prepared.prompt.owner, (), tags)])
+        except sqlite3.Error as error:  # an answer is not lost for it
+            _log.warning("the engine could not be told once more to forget %d memories: %s", len(tags), error)
+
+    def gone(self, prepared: Prepared) -> Sequence[Shown]:
+        """The memories of `prepared` that were forgotten or reworded since. None of a memory that was closed: its
+        stream may still be read where the engine is somebody else's."""
+        try:
+            return self._gone(prepared.shown)
+        except sqlite3.Error as error:
+            _log.debug("the journal cannot be asked what is gone: %s", error)
+            return ()
 
     def _piece(self, asked: _Asked, chunk: Chunk, words: _Words) -> ReplyChunk:
         text = words.push(chunk.text)

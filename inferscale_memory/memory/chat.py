@@ -73,7 +73,7 @@ class Chat:
 
     @property
     def engine(self) -> Engine:
-        """The engine; started now if it was not, which blocks until it serves."""
+        """The engine, made if it was not. It loads its model at the first use, or with `start()`."""
         return self._engine.get()
 
     @property

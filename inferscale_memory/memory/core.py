@@ -40,8 +40,9 @@ from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import is_expired, read_date
 from inferscale_memory.memory.writing import WritePath
 
-CHANGE_S = 1.0
-"""How long the encoder waits for a change of a fact that it wants to look at."""
+CHANGE_S, LOOK_S = 1.0, 0.02
+"""How long the encoder waits for changes under way when it wants to look at facts: for those of a batch together, and
+for each of them at least."""
 
 
 class Stores(Protocol):
@@ -97,7 +98,9 @@ class Core:
             forget=self.telling.forget,
         )
         self.answers = Answers(self.engine, at_hand, self.gone, self.telling.forget)
-        self.recall = Recall(self.journal, self.engine, self.encoder, at_hand, preambles, self.injection)
+        self.recall = Recall(
+            self.journal, self.engine, self.encoder, at_hand, preambles, self.injection, self._payload
+        )
         forgetting = Forgetting(
             self.journal,
             self.past,
@@ -161,6 +164,10 @@ class Core:
 
     def gone(self, shown: Sequence[Shown]) -> list[Shown]:
         """Those of these memories that were forgotten or reworded since they were put into a prompt."""
+        return [memory for memory in self.unknown(shown) if not memory.foreign]
+
+    def unknown(self, shown: Sequence[Shown]) -> list[Shown]:
+        """Those of these memories that the journal does not know in these words."""
         now = self.wordings([memory.id for memory in shown]) if shown else {}
         return [memory for memory in shown if now.get(memory.id) != memory.digest]
 
@@ -176,11 +183,13 @@ class Core:
         return payload
 
     def _check(self, ids: Sequence[str]) -> list[str]:
-        """Bring the journal in step with the store. Returns those that somebody is changing for long."""
+        """Bring the journal in step with the store. Returns those at which it could not look, because somebody is
+        changing facts for long."""
         store = self._stores.vector_store
         if isinstance(store, MirroredStore):
             until = monotonic() + CHANGE_S
-            return [name for name in ids if not store.recheck(name, max(0.0, until - monotonic()))]
+            with self.writes.collected():  # what follows from it comes when no change has to wait for it
+                return [name for name in ids if not store.recheck(name, max(LOOK_S, until - monotonic()))]
         found = [(name, self._payload(name)) for name in ids]
         self.writes.check([(name, payload) for name, payload in found if payload is not None])
         return []

@@ -70,6 +70,7 @@ class Encoder:
         self._working = 0
         self._done = 0
         self._attempts: dict[tuple[str, str], int] = {}
+        self._put_back: set[str] = set()
         self._broken: Exception | None = None
         self._closed = False
         self._thread: Thread | None = None
@@ -177,7 +178,9 @@ class Encoder:
 
     def _encode(self, batch: Mapping[str, bool]) -> None:
         doubtful = [fact for fact, check in batch.items() if check]
-        changing = set(self._check(doubtful)) if doubtful else set()  # left for their next recall
+        changing = set(self._check(doubtful)) if doubtful else set()
+        self._put_back, again = changing - self._put_back, changing - self._put_back
+        self.submit(again, wait=False, check=True)  # once: then they are left for their next recall
         self._expire()
         engine = self._engine.get()
         if engine.unsupported is not None:
@@ -236,7 +239,8 @@ class Encoder:
             if planner.fits(fact):
                 wanted.append(fact)
             else:
-                self._fail(fact, f"it has more tokens than one encode can hold ({engine.max_model_len})")
+                most = engine.max_model_len
+                self._fail(fact, EncodeResult((), f"it has more tokens than one encode can hold ({most})"))
         return wanted
 
     def _outgrown(self, entry: LedgerEntry, fact: Fact) -> bool:
@@ -262,7 +266,7 @@ class Encoder:
     def _settle(self, engine: Engine, plan: Planned, result: EncodeResult) -> None:
         if not result.refs:
             for kept in plan.kept:
-                self._fail(kept.fact, result.error or "the engine gave no reason")
+                self._fail(kept.fact, result)
             self._forget_dead(plan, ())
             return
         late = []
@@ -300,8 +304,13 @@ class Encoder:
         if keys or dead:
             self._forget([Owed(plan.request.owner, tuple(keys), tuple(dead))])
 
-    def _fail(self, fact: Fact, reason: str) -> None:
-        name = (fact.fact, fact_words(fact).digest)
-        self._attempts[name] = self._attempts.get(name, 0) + 1
+    def _fail(self, fact: Fact, result: EncodeResult) -> None:
+        reason = result.error or "the engine gave no reason"
+        if result.answered:
+            name = (fact.fact, fact_words(fact).digest)
+            self._attempts[name] = self._attempts.get(name, 0) + 1
+        else:
+            with self._changed:
+                self._broken = EngineError(reason)
         self.failed[fact.fact] = reason
         _log.warning("Memory %s stays text: %s", fact.fact, reason)

@@ -7,7 +7,7 @@ the answer. It must never inject a blob made of other words than the fact has no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
@@ -74,8 +74,11 @@ class Recall:
         at_hand: AtHand,
         preambles: Preambles,
         injection: Injection,
+        held: Callable[[str], Mapping[str, Any] | None],
     ) -> None:
+        """`held` reads what the store holds of a fact now."""
         self._journal = journal
+        self._held = held
         self._engine = engine
         self._encoder = encoder
         self._at_hand = at_hand
@@ -176,14 +179,22 @@ class Recall:
         )
 
     def shown(self, found: Sequence[Found]) -> tuple[Shown, ...]:
-        """How these are worded, without those that the journal knows in other words or not at all: another program
-        wrote them, and what the store says holds."""
+        """How these are worded."""
         known = self._journal.facts(item.recalled.id for item in found)
-        return tuple(
-            Shown(item.recalled.id, item.tag, item.words.digest)
-            for item in found
-            if item.recalled.id in known and fact_words(known[item.recalled.id]).digest == item.words.digest
-        )
+        unknown = [item.recalled.id for item in found if item.recalled.id not in known]
+        gone = self._journal.banned(unknown) if unknown else set()
+
+        def foreign(name: str, digest: str) -> bool:
+            """Whether another program wrote it so; else it was forgotten or reworded since it was found."""
+            if name not in known:
+                return name not in gone
+            if fact_words(known[name]).digest == digest:
+                return False
+            payload = self._held(name)
+            return payload is not None and words_of(payload).digest == digest
+
+        lines = [(item.recalled.id, item.tag, item.words.digest) for item in found]
+        return tuple(Shown(name, tag, digest, foreign(name, digest)) for name, tag, digest in lines)
 
     def budget(self, found: Sequence[Found]) -> int | None:
         """Most tokens of memories; None for as many as fit. A whole memory has a budget of its own."""

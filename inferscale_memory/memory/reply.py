@@ -28,11 +28,13 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A memory as it is worded in a prompt. `tag`: the engine's name for it; `digest`: of its line."""
+    """A memory as it is worded in a prompt. `tag`: the engine's name for it; `digest`: of its line; `foreign`: another
+    program wrote it so, and the journal does not know yet."""
 
     id: str
     tag: str
     digest: str
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Prepared:
         compose_s: seconds for building the prompt.
         calling: the tools of the question, if it has any.
         memory_tokens: how many tokens the memories in the prompt have.
-        shown: how those of `memories` are worded that the journal knows in these words.
+        shown: how each of `memories` is worded.
         continued: the prompt goes on from an earlier one, so no memory can be taken out of it.
     """
 

@@ -110,8 +110,7 @@ class Conversation:
     def _stands(self, kept: _Kept) -> bool:
         """Whether every memory in the prompt so far exists as it is worded there. One that the journal did
         not know then (its encode was still to come) counts as none."""
-        before = kept.prepared
-        return len(before.shown) == len(before.memories) and not self._core.gone(before.shown)
+        return not self._core.unknown(kept.prepared.shown)
 
     def _continued(
         self, kept: _Kept, text: str, results: Sequence[Result], max_tokens: int, search_s: float
@@ -169,7 +168,7 @@ class ChatSession(Conversation):
     def _remembering(
         self, text: str, prepared: Prepared, options: SamplingOptions, inject: bool, called: float
     ) -> Iterator[ReplyChunk]:
-        if self._core.gone(prepared.shown):  # between the call and the first piece
+        if self._core.answers.gone(prepared):  # between the call and the first piece
             prepared = run(self._prepare(text, options, inject))
         for chunk in self._core.answers.stream(prepared, options, inject=inject, called=called):
             if chunk.reply is not None:

@@ -30,6 +30,10 @@ class Waiting(Protocol):
         """What `work` returns. It may block."""
         ...
 
+    async def settle(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """The same, to its end: cancelled, it raises only then."""
+        ...
+
     async def result(self, value: Any) -> Any:
         """What a method of this face has as its result, from what calling it returned."""
         ...
@@ -46,6 +50,9 @@ class Direct:
     """The sync face: everything happens here and now."""
 
     async def call(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return work(*args, **options)
+
+    async def settle(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         return work(*args, **options)
 
     async def result(self, value: Any) -> Any:
@@ -65,6 +72,9 @@ class Threads:
 
     async def call(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         return await asyncio.to_thread(work, *args, **options)
+
+    async def settle(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return await _finished(copy_context(), partial(work, *args, **options))
 
     async def result(self, value: Any) -> Any:
         return await value

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _config(options: argparse.Namespace) -> dict[str, Any]:
-    provider = options.engine or installed_engine()
+    provider = options.engine or ("remote" if options.base_url else installed_engine())
     engine = {"provider": provider, "model": options.model}
     if provider == "vllm":
         engine |= {"max_model_len": options.max_model_len, "enforce_eager": True}

@@ -160,18 +160,26 @@ def test_an_encode_that_may_not_read_the_cache_and_never_fits_says_so(folder: Pa
     assert whole(sim, [40])
 
 
-def test_a_large_encode_has_its_turn_among_small_ones(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "based", "fresh"])
+def test_a_large_encode_has_its_turn_among_small_ones(folder: Path, kind: str) -> None:
     """At every step one of them is under way: together they leave no room for it."""
     sim = Simulation(folder, device=100)
+    ids, span, base = words(80, 7), (0, 80), ()
+    if kind == "based":  # the blobs it stands on have to be on the device beside it
+        ids, _, base = stacked(sim)
+        ids, span = ids + words(20, 7), (55, 75)
+    if kind == "fresh":  # its prompt is in the prefix cache
+        sim.encode("alice", ids, (70, 80))
     sim.add(words(100, 100), Encode("alice", ((70, 100),)), tokens=2)
     sim.step()
-    large = sim.add(words(80, 7), Encode("alice", ((0, 80),)), tokens=2)
+    large = sim.add(ids, Encode("alice", (span,), (), base), tokens=2)
     for n in range(18):
         sim.add(words(100, 101 + n), Encode("alice", ((70, 100),)), tokens=2)
         sim.step()
     assert large in sim.finished
     assert sim.replies[large]["error"] is None
     sim.drain()
+    assert sim.side._waiting is None
     assert whole(sim, [100])
 
 

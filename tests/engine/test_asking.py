@@ -65,7 +65,7 @@ def transfer(asked: Asked, prompt: Prompt = PROMPT) -> tuple[int, Any, str]:
 def test_an_encode_that_is_not_answered_takes_no_other_blob_with_it() -> None:
     one, other, third = encode(Asked("ada", "cleo"), "ada", "ben", "cleo")
     assert [ref.key for result in (one, third) for ref in result.refs] == ["blob of ada", "blob of cleo"]
-    assert (other.refs, other.error) == ((), "nobody answered for ben")
+    assert (other.refs, other.error, other.answered) == ((), "nobody answered for ben", False)
 
 
 def test_an_engine_that_answers_nobody_is_an_error() -> None:

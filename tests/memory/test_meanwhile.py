@@ -60,6 +60,45 @@ def test_a_memory_that_is_reworded_before_a_stream_is_read_is_not_in_it(
     assert "Miso" not in prompts[-1]
 
 
+@pytest.mark.parametrize("change", ["delete", "update"])
+def test_what_went_after_it_was_found_is_not_in_the_prompt(
+    memory: Memory, prompts: list[str], change: str
+) -> None:
+    cat, _ = say(memory, "My cat is called Miso", "I live in Porto")
+    found = memory.search("What is my cat called?", filters=ADA, threshold=0.0)["results"]
+    assert len(found) == 2
+    if change == "delete":
+        memory.delete(cat)
+    else:
+        memory.update(cat, "My cat is called Tofu")
+    reply = memory.chat("What is my cat called?", **ADA, memories=found, max_tokens=3)
+    assert "Miso" not in prompts[-1]
+    assert texts(reply) == ["I live in Porto"]
+
+
+def test_what_another_program_wrote_stands_as_the_store_has_it(
+    memory: Memory, engine: WatchedEngine, prompts: list[str]
+) -> None:
+    """Behind the journal's back, reworded and new."""
+    (cat,) = say(memory, "My cat is called Miso")
+    memory.flush()
+    engine.gate.clear()
+    inner = memory.vector_store._inner
+    payload = {**inner.get(cat).payload, "data": "My cat is called Tofu"}
+    vector = memory.embedding_model.embed("cat", "add")
+    inner.update(cat, vector=vector, payload=payload)
+    inner.insert(
+        vectors=[vector],
+        payloads=[{**payload, "data": "My cat is grey"}],
+        ids=["0" * 8 + "-" + "-".join(["0" * 4] * 3) + "-" + "0" * 12],
+    )
+    reply = memory.chat("What is my cat called?", **ADA, max_tokens=3)
+    assert sorted(texts(reply)) == ["My cat is called Tofu", "My cat is grey"]
+    assert "Tofu" in prompts[-1]
+    assert "grey" in prompts[-1]
+    engine.gate.set()
+
+
 def test_a_sessions_stream_is_prepared_anew_where_a_memory_goes_before_it_is_read(
     memory: Memory, prompts: list[str]
 ) -> None:
@@ -106,6 +145,17 @@ def test_an_engine_is_told_nothing_where_nothing_went(memory: Memory, engine: Wa
     memory.flush()
     memory.chat("What is my cat called?", **ADA, max_tokens=3)
     assert engine.forgotten == []
+
+
+def test_a_stream_may_be_read_when_its_memory_is_closed(memory: Memory) -> None:
+    """The engine is the caller's."""
+    say(memory, "My cat is called Miso")
+    memory.flush()
+    pieces = memory.chat("What is my cat called?", **ADA, stream=True, max_tokens=3)
+    memory.close()
+    *_, last = pieces
+    assert last.reply is not None
+    assert last.reply.memories[0].injected
 
 
 def test_a_stream_may_be_left_when_its_memory_is_closed(memory: Memory) -> None:
