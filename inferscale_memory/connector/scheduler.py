@@ -233,14 +233,7 @@ class SchedulerSide:
     def _admit_encode(self, request: Any, ask: Encode) -> Encoding:
         ids = request.prompt_token_ids
         problem = self._unsupported or not_plain(request)
-        if problem is None and request.cache_salt != protocol.encode_salt(
-            self._secret,
-            self._fingerprint,
-            ask.owner,
-            ask.segments,
-            lora=adapter_of(request),
-            nonce=ask.nonce,
-        ):
+        if problem is None and not self._under(protocol.encode_salt, request, ask):
             problem = "an encode runs only under the encode salt of its owner and of what it begins with"
         if problem is None and ask.spans[-1][1] > len(ids):
             problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
@@ -266,18 +259,25 @@ class SchedulerSide:
 
     def _admit_inject(self, request: Any, ask: Inject) -> Injection:
         problem = self._unsupported or not_plain(request)
-        if problem is None and request.cache_salt != protocol.compose_salt(
-            self._secret,
-            self._fingerprint,
-            ask.owner,
-            ask.segments,
-            lora=adapter_of(request),
-            nonce=ask.nonce,
-        ):
+        if problem is None and not self._under(protocol.compose_salt, request, ask):
             problem = "a request is injected only under the salt of its composition"
         if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
             problem = "the composition is longer than the prompt"
         return Injection(ask, request, refused=problem, barred=problem is not None)
+
+    def _under(self, salt: Callable[..., str], request: Any, ask: Encode | Inject) -> bool:
+        """Whether a request has the salt that `salt` makes of what it asks."""
+        return bool(
+            request.cache_salt
+            == salt(
+                self._secret,
+                self._fingerprint,
+                ask.owner,
+                ask.segments,
+                lora=adapter_of(request),
+                nonce=ask.nonce,
+            )
+        )
 
     def _remember(self, ask: Inject, reply: dict[str, Any]) -> None:
         """Keep the reply for a client that will ask for it: one whose answer is streamed."""
