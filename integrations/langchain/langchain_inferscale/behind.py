@@ -20,6 +20,7 @@ class Behind:
     def __init__(self, engine: Any, memory: Any, w: int | None) -> None:
         """Raises ConfigurationError on what cannot stand behind a model."""
         self._lock = Lock()
+        self._made_of = (engine, memory, w)
         self._chat: Chat | None = None
         self._config: dict[str, Any] | None = None
         self._opened: Memory | None = None
@@ -32,6 +33,10 @@ class Behind:
                 "Memory.from_config({'injection': {'w': ...}}), or pass `memory` as such a configuration"
             )
         self._chat = Chat(engine, memory)
+
+    def is_over(self, engine: Any, memory: Any, w: int | None) -> bool:
+        """Whether it was made of these very objects."""
+        return all(mine is given for mine, given in zip(self._made_of, (engine, memory, w), strict=True))
 
     @property
     def has_memory(self) -> bool:

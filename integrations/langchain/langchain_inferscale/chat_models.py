@@ -28,6 +28,7 @@ from inferscale_memory.errors import ConfigurationError, ContextOverflowError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.bound import Bound
 from langchain_inferscale.calls import UNUSED, Call, read_call, read_choice, read_tools
+from langchain_inferscale.copying import picklable, sharing
 from langchain_inferscale.expiry import living
 from langchain_inferscale.messages import chunk, generation, to_chat
 from langchain_inferscale.scope import (
@@ -101,7 +102,7 @@ class ChatInferScale(BaseChatModel):
     """False leaves the words of memories out of `response_metadata`; their ids, scores and ways stay. An app that keeps
     messages (a checkpointer does) keeps the words with them, where forgetting does not reach."""
 
-    _behind: Behind = PrivateAttr()
+    _opened: Behind | None = PrivateAttr(default=None)
     _bound: Ids = PrivateAttr(default_factory=dict)
     """Ids that a binding has named: nearer than the config."""
 
@@ -117,7 +118,25 @@ class ChatInferScale(BaseChatModel):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        self._behind = Behind(self.engine, self.memory, self.w)
+        self._opened = Behind(self.engine, self.memory, self.w)
+
+    @property
+    def _behind(self) -> Behind:
+        """What stands behind it now: a copy or an assignment may have put another engine or memory there."""
+        if self._opened is None or not self._opened.is_over(self.engine, self.memory, self.w):
+            self._opened = Behind(self.engine, self.memory, self.w)
+        return self._opened
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy over the same engine and memory."""
+        return super().__deepcopy__(sharing((self.engine, self.memory, self._opened), memo))
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Everything but what is open. Raises ConfigurationError over an open memory or engine."""
+        for thing in (self.engine, self.memory):
+            picklable(_NAME, thing)
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_opened": None}}
 
     # -- what it is ------------------------------------------------------------------------------------------
 

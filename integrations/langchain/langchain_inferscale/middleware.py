@@ -26,6 +26,7 @@ from langgraph.runtime import Runtime
 from inferscale_memory import Chat
 from inferscale_memory.errors import ConfigurationError, ExtractionError
 from langchain_inferscale.chat_models import ChatInferScale
+from langchain_inferscale.copying import Shared
 from langchain_inferscale.expiry import living
 from langchain_inferscale.scope import DEFAULT_KEYS, Ids, checked_keys, demanded, ids_of_config, read_ids
 
@@ -41,7 +42,7 @@ _TURN_S = 600.0
 Found = Sequence[Mapping[str, Any]]
 
 
-class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
+class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, Any]):
     """Recalls what the user's last words bring up, hands it to the model, and remembers the turn.
 
     A `ChatInferScale` over the same memory is given the memories themselves, and injects them. Any other model reads
@@ -51,6 +52,8 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     What is written down are the user's words and the model's last ones; tools and their results are not. Nothing of a
     memory is kept in the agent's state, or in a checkpoint of it.
     """
+
+    _shared = ("_chat", "_turns", "_threads")
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ It needs no engine: what it finds may go to any model. It must never search with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr
 
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.behind import Behind
+from langchain_inferscale.copying import picklable, sharing
 from langchain_inferscale.expiry import living
 from langchain_inferscale.scope import (
     DEFAULT_KEYS,
@@ -50,7 +51,7 @@ class InferScaleRetriever(BaseRetriever):
     filters: dict[str, Any] | None = None
     """mem0's filters, beyond the ids."""
 
-    _behind: Behind = PrivateAttr()
+    _opened: Behind | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -58,7 +59,23 @@ class InferScaleRetriever(BaseRetriever):
             raise ConfigurationError(
                 f"{_NAME} has no memory: pass a Memory, an AsyncMemory or a configuration"
             )
-        self._behind = Behind(None, self.memory, None)
+        self._opened = Behind(None, self.memory, None)
+
+    @property
+    def _behind(self) -> Behind:
+        if self._opened is None or not self._opened.is_over(None, self.memory, None):
+            self._opened = Behind(None, self.memory, None)
+        return self._opened
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy over the same memory."""
+        return super().__deepcopy__(sharing((self.memory, self._opened), memo))
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Everything but what is open. Raises ConfigurationError over an open memory."""
+        picklable(_NAME, self.memory)
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_opened": None}}
 
     def close(self) -> None:
         """Close the memory, where it was opened here."""

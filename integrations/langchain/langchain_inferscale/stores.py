@@ -28,6 +28,7 @@ from langgraph.store.base import validate_op_namespace as check_labels
 
 from inferscale_memory import Chat
 from inferscale_memory.errors import ConfigurationError
+from langchain_inferscale.copying import Shared
 from langchain_inferscale.store_match import holds, listed, pinned
 from langchain_inferscale.store_rows import (
     Namespace,
@@ -45,7 +46,7 @@ _MOST = 1_000_000
 """Rows of a store that are looked through."""
 
 
-class InferScaleStore(BaseStore):
+class InferScaleStore(Shared, BaseStore):
     """Items by namespace and key, searched by what they mean, forgotten when they are deleted.
 
     A namespace is a user of the memory: by default its whole tuple, encoded (`user_id` tells which), so that no two
@@ -58,6 +59,7 @@ class InferScaleStore(BaseStore):
     """
 
     supports_ttl = True
+    _shared = ("_chat", "_writing")
 
     def __init__(
         self,

@@ -11,9 +11,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from inferscale_memory import Chat, Engine, Prepared, Reply
+from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
     astream_chat_to_completion_decorator,
@@ -32,12 +33,19 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import (
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 
 from llama_index.llms.inferscale import asking
 from llama_index.llms.inferscale.asking import Asked
+from llama_index.llms.inferscale.copying import Named, is_plain, unpicklable
 from llama_index.llms.inferscale.report import to_response
 from llama_index.llms.inferscale.structured import SchemaLLM
 
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
 _OWN = (*asking.IDS, "k", "filters", "inject", "max_tokens", "temperature")
+_BEHIND = "behind"
 
 
 class InferScaleLLM(SchemaLLM):
@@ -74,7 +83,9 @@ class InferScaleLLM(SchemaLLM):
         default_factory=dict, description="More options of every call: top_p, stop, seed."
     )
 
-    _chat: Chat = PrivateAttr()
+    _opened: Chat | None = PrivateAttr(default=None)
+    _engine_given: Any = PrivateAttr(default=None)
+    _written: Any = PrivateAttr(default=None)
     _warned: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -91,19 +102,59 @@ class InferScaleLLM(SchemaLLM):
             ConfigurationError: both, or a memory of another library.
             TypeError: a field that does not exist: a misspelt user_id would be nobody's.
         """
+        written = fields.pop(_BEHIND, None)
         for name in fields:
             if name not in type(self).model_fields:
                 raise TypeError(
                     f"InferScaleLLM has no field {name!r}: it has {', '.join(type(self).model_fields)}"
                 )
-        chat = Chat(engine, memory)
+        if written is None or engine is not None or memory is not None:
+            chat: Chat | None = Chat(engine, memory)
+        else:
+            chat = _found(written)
         super().__init__(**fields)
-        self._chat = chat
+        self._stand_on(chat, engine, written)
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which it is serialized. The engine and the memory are not: `from_dict` takes them."""
+        """The name under which it is serialized. The engine and the memory are not: `from_dict` takes them, and finds
+        them by itself in the process in which `to_dict` was called."""
         return "InferScaleLLM"
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy over the same engine and memory."""
+        memo = {} if memo is None else memo
+        for shared in (self._opened, self._engine_given):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic's copy; `update` takes `engine` and `memory`, too."""
+        fields = dict(update or {})
+        behind = {name: fields.pop(name) for name in ("engine", "memory") if name in fields}
+        copied = super().model_copy(update=fields, deep=deep)
+        if behind:
+            copied._stand_on(Chat(**behind), behind.get("engine"))
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `pickle` writes: the configuration of the engine. LlamaIndex's own would leave out what is open without
+        a word, and the copy would start another engine. Raises ConfigurationError over an open memory or engine."""
+        if self._opened is None or self.memory is not None or not is_plain(self._engine_given):
+            raise unpicklable(
+                "InferScaleLLM", "write down llm.to_dict() instead, and pass memory= or engine= to from_dict"
+            )
+        return {"fields": dict(self.__dict__), "engine": self._engine_given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["engine"], **state["fields"])  # type: ignore[misc]  # as LlamaIndex's own does
+
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """LlamaIndex's, and the name under which this process finds the engine and the memory again."""
+        return {**handler(self), "class_name": self.class_name(), _BEHIND: self._written}
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -269,11 +320,25 @@ class InferScaleLLM(SchemaLLM):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _stand_on(self, chat: Chat | None, engine: Any, written: Any = None) -> None:
+        self._opened, self._engine_given = chat, engine
+        if chat is None:
+            self._written = written
+            return
+        named = chat if chat.memory is None else chat.memory  # the app keeps a memory; the engine is this object's
+        self._written = {"name": Named.add(named), "default": engine is None and chat.memory is None}
+
+    @property
+    def _chat(self) -> Chat:
+        if self._opened is None:
+            raise ConfigurationError(
+                "this InferScaleLLM was written down in another process and has neither engine nor memory here: read "
+                "it with InferScaleLLM.from_dict(data, memory=...) or (data, engine=...)"
+            )
+        return self._opened
+
     def _read(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> Asked:
-        own = {
-            name: getattr(self, name)
-            for name in (*asking.IDS, "k", "filters", "inject", "max_tokens", "temperature")
-        }
+        own = {name: getattr(self, name) for name in _OWN}
         asked = asking.read(messages, self.memory, {**own, **self.additional_kwargs}, given)
         if self.memory is not None and not asked.scoped and not self._warned:
             self._warned = True
@@ -335,6 +400,14 @@ class InferScaleLLM(SchemaLLM):
                 yield _piece(asked, text, chunk.text, chunk.reply)
 
         return pieces()
+
+
+def _found(written: Mapping[str, Any]) -> Chat | None:
+    """What was behind an LLM that was written down: here still, the default engine anew, or None."""
+    found = Named.find(written.get("name"))
+    if found is None:
+        return Chat() if written.get("default") else None
+    return found if isinstance(found, Chat) else Chat(memory=found)
 
 
 def _told(asked: Asked) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class RecollectionMessage(ChatMessage):
         carrier._spoken = message is None
         return carrier
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """What `pickle` writes: the message and its text, as JSON has them, without the recollection."""
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {"_recollection": None, "_spoken": False}}
+
     def get_template_vars(self) -> list[str]:
         """None: what was said or remembered is no template, whatever braces are in it."""
         return []

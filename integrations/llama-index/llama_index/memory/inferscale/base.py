@@ -8,12 +8,10 @@ because remembering it failed, and never show anybody's memory to somebody else.
 from __future__ import annotations
 
 import logging
-import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, Self
-from weakref import WeakValueDictionary
+from typing import Any, Self
 
 from inferscale_memory import AsyncMemory as InferScaleAsyncClient
 from inferscale_memory import Chat
@@ -23,7 +21,9 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny, model_serializer
 from llama_index.core.memory import BaseMemory, Memory
 from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
+from llama_index.llms.inferscale.copying import Named, unpicklable
 from llama_index.llms.inferscale.recollection import Recollection, carry, own_words
 from llama_index.memory.inferscale.context import InferScaleContext
 from llama_index.memory.inferscale.turn import Turn
@@ -51,10 +51,6 @@ class InferScaleMemory(BaseMemory):
     infer: bool = Field(
         default=True, description="Draw facts out of a turn with an LLM; otherwise keep the user's own words."
     )
-
-    # A workflow writes its context down and reads it again between two runs, in one process. So a memory has to find
-    # its client again, by a name that nobody can guess and that means nothing in another process.
-    _open: ClassVar[WeakValueDictionary[str, Client]] = WeakValueDictionary()
 
     _opened: Chat | None = PrivateAttr(default=None)
     _name: str | None = PrivateAttr(default=None)
@@ -91,11 +87,11 @@ class InferScaleMemory(BaseMemory):
                     f"InferScaleMemory has no field {name!r}: it has {', '.join(type(self).model_fields)}"
                 )
         whose = InferScaleContext.read(context)
-        kept = primary_memory or Memory.from_defaults(chat_history=history)
+        kept = primary_memory or _history(history, state.get("history") or {})
         super().__init__(**{**fields, "primary_memory": kept, "context": whose})
         self._turn = Turn.behind(history)
         self._warned = bool(state.get("warned"))
-        client = client or self._open.get(str(state.get("client")))
+        client = client or Named.find(state.get("client"))
         if client is not None:
             self.client = client
 
@@ -188,13 +184,32 @@ class InferScaleMemory(BaseMemory):
     @client.setter
     def client(self, client: Client) -> None:
         self._opened = Chat(memory=client)
-        self._name = secrets.token_hex(16)
-        self._open[self._name] = client
+        self._name = Named.add(client)
 
     def close(self) -> None:
         """Close the client, if this object made it."""
         if self._owned:
             self.client.close()
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Another conversation over the same client, with a history of its own that begins as this one stands. A
+        history in a database stays that database's."""
+        memo = {} if memo is None else memo
+        memo[id(self._opened)] = self._opened
+        kept = self.primary_memory
+        if isinstance(kept, Memory):
+            memo[id(kept.tokenizer_fn)] = kept.tokenizer_fn
+            if isinstance(kept.sql_store, SQLAlchemyChatStore):  # holds connections, and says what is in it
+                memo[id(kept.sql_store)] = SQLAlchemyChatStore(**kept.sql_store.model_dump())
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raises ConfigurationError: LlamaIndex's own takes what it cannot pickle out of this very object."""
+        raise unpicklable(
+            "InferScaleMemory", "write down memory.to_dict() instead, and pass client= to from_dict"
+        )
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -221,7 +236,7 @@ class InferScaleMemory(BaseMemory):
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None or not self._chat.stand(known.results):
+        if known is None or not self._is_own(known) or not self._chat.stand(known.results):
             started = perf_counter()
             results = self._chat.recall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
@@ -234,7 +249,7 @@ class InferScaleMemory(BaseMemory):
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None or not await self._chat.astand(known.results):
+        if known is None or not self._is_own(known) or not await self._chat.astand(known.results):
             started = perf_counter()
             results = await self._chat.arecall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
@@ -335,6 +350,10 @@ class InferScaleMemory(BaseMemory):
         new = [result for result in results if str(result.get("memory") or "").strip() not in said]
         return Recollection(self.client, self.context.ids, new, search_s)
 
+    def _is_own(self, found: Recollection) -> bool:
+        """Whether something was recalled for this scope, out of this client: a copy may have been given others."""
+        return found.memory is self.client and found.ids == self.context.ids
+
     def _heard(self, messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
         """What is to be remembered of messages that were put. Without an LLM that draws facts out of them, the
         assistant's words are none."""
@@ -368,12 +387,27 @@ class InferScaleMemory(BaseMemory):
             "k": self.k,
             "filters": self.filters,
             "infer": self.infer,
-            _STATE: {"client": self._name, "warned": self._warned},
+            _STATE: {"client": self._name, "warned": self._warned, "history": _limits(self.primary_memory)},
             _HISTORY: [message.model_dump() for message in self.get_all()],
             "class_name": self.class_name(),
         }
 
 
+def _history(messages: list[ChatMessage], limits: Mapping[str, Any]) -> Memory:
+    """A history that holds `messages`, as long as `limits` let it be."""
+    if not limits:
+        return Memory.from_defaults(chat_history=messages)
+    kept = Memory(**limits)
+    kept.set(messages)
+    return kept
+
+
+def _limits(kept: BaseMemory) -> dict[str, Any]:
+    """How long a history of LlamaIndex's becomes."""
+    return {name: getattr(kept, name) for name in _LIMITS} if isinstance(kept, Memory) else {}
+
+
+_LIMITS = ("token_limit", "token_flush_size", "chat_history_token_ratio")
 _SPEAKERS = (MessageRole.USER, MessageRole.ASSISTANT)
 _NOT_REMEMBERED = (
     "a turn was answered but could not be remembered: see failed_adds() of the client, and try again with "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ from llama_index.core.types import Thread
 from llama_index.core.utils import get_tokenizer
 
 from llama_index.llms.inferscale import InferScaleLLM
+from llama_index.llms.inferscale.copying import unpicklable
 from llama_index.llms.inferscale.recollection import recollection_in
 from llama_index.memory.inferscale.base import Client, InferScaleMemory
 from llama_index.memory.inferscale.documents import Templates, parts
@@ -185,6 +187,24 @@ class InferScaleChatEngine(BaseChatEngine):
             context_template=context_template,
             context_refine_template=context_refine_template,
             callback_manager=Settings.callback_manager,
+        )
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another conversation, whose history begins as this one stands, over the same memory, LLM and retriever."""
+        twin = self.__copy__()
+        memo[id(self)] = twin
+        twin._memory = deepcopy(self._memory, memo)
+        twin._prefix_messages = deepcopy(self._prefix_messages, memo)
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise unpicklable(
+            "InferScaleChatEngine", "write down engine.memory.to_dict() instead, and make the engine anew from it"
         )
 
     @property
