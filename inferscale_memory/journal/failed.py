@@ -167,23 +167,18 @@ class FailedAdds:
         return int(rows[0][0]) if rows else None
 
     def _rows(self, rows: Iterable[Any]) -> list[FailedAdd]:
-        return [
-            FailedAdd(
-                number,
-                json.loads(ids),
-                tuple(
-                    turn
-                    for (turn,) in self._read(
-                        "SELECT turn FROM failed_turns WHERE number = ? ORDER BY turn", number
-                    )
-                ),
-                json.loads(options),
-                error,
-                attempts,
-                datetime.fromisoformat(failed_at),
+        found = []
+        for number, ids, options, error, attempts, failed_at in rows:
+            turns = self._read("SELECT turn FROM failed_turns WHERE number = ? ORDER BY turn", number)
+            try:
+                whose, how = json.loads(ids), json.loads(options)
+                when = datetime.fromisoformat(failed_at)
+            except ValueError:  # damaged: nobody can make it again
+                continue
+            found.append(
+                FailedAdd(number, whose, tuple(turn for (turn,) in turns), how, error, attempts, when)
             )
-            for number, ids, options, error, attempts, failed_at in rows
-        ]
+        return found
 
 
 def _now() -> str:

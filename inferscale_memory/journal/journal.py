@@ -17,19 +17,20 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.owed import OwedForgetting
-from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn, instant
+from inferscale_memory.journal.schema import in_memory as copy_of
 from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.traces import says
 from inferscale_memory.journal.words import packed
-from inferscale_memory.sqlite import transaction
+from inferscale_memory.sqlite import transaction, trouble
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""
@@ -75,6 +76,7 @@ class Journal:
     """One journal. Any number of threads may call it; another process may hold the same file.
 
     Attributes:
+        path: its file.
         failed_adds: calls to `add` that are to be made again.
         owed: what an engine is still to be told to forget.
 
@@ -85,14 +87,19 @@ class Journal:
         - A forgotten fact comes back only after `allow`.
     """
 
-    def __init__(self, path: Path, *, session_gap: timedelta = SESSION_GAP) -> None:
-        """Open the journal in file `path`, creating it and its folder. Raises `sqlite3.Error` on a foreign
-        file."""
+    def __init__(self, path: Path, *, session_gap: timedelta = SESSION_GAP, in_memory: bool = False) -> None:
+        """Open the journal in file `path`, creating it and its folder; with `in_memory` a copy of it, for a folder that
+        cannot be written. Raises `sqlite3.Error` on a foreign file."""
+        self.path = path
         self._session_gap = session_gap
         self._lock = RLock()
-        self._db = opened(path)
-        self.failed_adds = FailedAdds(self._change, self._read)
-        self.owed = OwedForgetting(self._change, self._read)
+        self._db = copy_of(path) if in_memory else opened(path)
+        try:
+            self.failed_adds = FailedAdds(self._change, self._read)
+            self.owed = OwedForgetting(self._change, self._read)
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -232,9 +239,33 @@ class Journal:
             return None
         return self._facts(f"fact {_AMONG}", json.dumps([name for (name,) in names]))
 
-    def expired(self, today: date) -> list[str]:
-        """Ids of the facts whose last day has passed."""
-        return [row[0] for row in self._read("SELECT fact FROM facts WHERE expires < ?", today.isoformat())]
+    def expired(self, now: datetime) -> list[str]:
+        """Ids of the facts whose time is over."""
+        rows = self._read("SELECT fact FROM facts WHERE expires <= ?", instant(now))
+        return [row[0] for row in rows]
+
+    def count(self) -> int:
+        """How many facts it knows."""
+        return int(self._read("SELECT count(*) FROM facts")[0][0])
+
+    def is_new(self) -> bool:
+        """Whether nothing was ever entered."""
+        query = "SELECT 1 FROM (SELECT 1 FROM turns UNION ALL SELECT 1 FROM facts UNION ALL SELECT 1 FROM forgotten)"
+        return not self._read(f"{query} LIMIT 1")
+
+    def all_facts(self) -> list[str]:
+        """Ids of all facts it knows."""
+        return [row[0] for row in self._read("SELECT fact FROM facts ORDER BY place")]
+
+    def embedder(self) -> str | None:
+        """The name of the model that made the vectors of its facts; None where nobody has said it."""
+        rows = self._read("SELECT model FROM embedder")
+        return rows[0][0] if rows else None
+
+    def note_embedder(self, model: str) -> None:
+        with self._change() as db:
+            db.execute("DELETE FROM embedder")
+            db.execute("INSERT INTO embedder (model) VALUES (?)", (model,))
 
     def facts_of_session(self, session: int) -> list[Fact]:
         """The facts of a session in the order in which they were first written."""
@@ -453,7 +484,7 @@ class Journal:
     def scrub(self) -> bool:
         """Leave nothing of what was forgotten in the file: it lay on pages that are zeroed, and is left in the
         write-ahead log alone. False where somebody else keeps it from being done."""
-        with self._lock:
+        with self._told(), self._lock:
             return scrub(self._db, (), "")
 
     def _take_words(self, db: sqlite3.Connection, facts: Sequence[Fact], turns: Collection[int]) -> Forgotten:
@@ -522,10 +553,13 @@ class Journal:
     def begun(self) -> dict[int, Intent]:
         """What was begun and is not finished, by number."""
         rows = self._read("SELECT number, kind, fact, scope, said, turns, facts FROM intents ORDER BY number")
-        return {
-            number: Intent(kind, fact, scope, *(tuple(json.loads(listed)) for listed in lists))
-            for number, kind, fact, scope, *lists in rows
-        }
+        begun = {}
+        for number, kind, fact, scope, *lists in rows:
+            try:
+                begun[number] = Intent(kind, fact, scope, *(tuple(json.loads(listed)) for listed in lists))
+            except ValueError:  # damaged: what it was about cannot be told, but its words must go
+                begun[number] = Intent("scrub")
+        return begun
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -535,8 +569,18 @@ class Journal:
         return [row[0] for row in rows]
 
     def _read(self, query: str, *values: str | int) -> list[Any]:
-        with self._lock:
+        with self._told(), self._lock:
             return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of SQLite's as ours."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:  # it is closed
+            raise
+        except sqlite3.Error as error:
+            raise trouble(self.path, error) from error
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -552,7 +596,7 @@ class Journal:
             if self._db.in_transaction:
                 yield self._db
                 return
-            with transaction(self._db):
+            with self._told(), transaction(self._db):
                 yield self._db
 
 
@@ -577,7 +621,10 @@ def _iso(when: datetime | None) -> str | None:
 
 
 def _when(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    try:
+        return None if text is None else datetime.fromisoformat(text)
+    except ValueError:  # damaged
+        return None
 
 
 def _close(before: datetime | None, after: datetime | None, gap: timedelta) -> bool:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+
+
+def instant(when: datetime) -> str:
+    """An instant as text whose order is that of time. `when` has a time zone."""
+    return when.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Fact:
         session: number of the session's first turn; None for a fact without a conversation.
         turns: numbers of the turns it came from.
         verbatim: whether it is word for word the one turn it came from.
-        expires: its last day, as YYYY-MM-DD; None when it has none.
+        expires: when its time is over, as `instant` writes it; None when it never is.
     """
 
     fact: str

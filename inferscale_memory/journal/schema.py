@@ -1,195 +1,22 @@
 """What a journal's file is made of, and how one of an earlier format becomes one of the present.
 
-It must never leave a file half changed, nor words of an earlier format in its free room.
+A journal that cannot be written is read into memory, one that is damaged is made anew from what can be read. It must
+never leave a file half changed, nor words of an earlier format in its free room.
 """
 
 from __future__ import annotations
 
 import random
 import sqlite3
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
-from inferscale_memory.journal.words import packed, settle_page_size, words_of
-from inferscale_memory.sqlite import empty_log, transaction, use_log
+from inferscale_memory.journal.salvage import rescue
+from inferscale_memory.journal.steps import FORMAT, STEPS
+from inferscale_memory.journal.words import packed, settle_page_size
+from inferscale_memory.sqlite import copied_into, empty_log, is_sound, transaction, use_log
 
-# From an empty file to the first format, and from each to the next.
-STEPS = (
-    """
-CREATE TABLE turns (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope   TEXT NOT NULL,
-    ordinal INTEGER NOT NULL,
-    session INTEGER NOT NULL,
-    role    TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    text    TEXT,
-    said_at TEXT,
-    UNIQUE (scope, ordinal)
-) STRICT;
-CREATE INDEX turns_by_session ON turns (session);
-
-CREATE TABLE facts (
-    place    INTEGER PRIMARY KEY AUTOINCREMENT,
-    fact     TEXT NOT NULL UNIQUE,
-    owner    TEXT NOT NULL,
-    scope    TEXT NOT NULL,
-    tag      TEXT NOT NULL,
-    text     TEXT NOT NULL,
-    speaker  TEXT NOT NULL,
-    said_at  TEXT,
-    session  INTEGER,
-    verbatim INTEGER NOT NULL
-) STRICT;
-CREATE INDEX facts_by_session ON facts (session);
-
-CREATE TABLE sources (
-    fact TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
-    PRIMARY KEY (fact, turn)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX sources_by_turn ON sources (turn);
-
-CREATE TABLE ledger (
-    fact        TEXT NOT NULL REFERENCES facts (fact) ON DELETE CASCADE,
-    fingerprint TEXT NOT NULL,
-    owner       TEXT NOT NULL,
-    key         TEXT NOT NULL,
-    tokens      INTEGER NOT NULL,
-    line        TEXT NOT NULL,
-    PRIMARY KEY (fact, fingerprint)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX ledger_by_key ON ledger (key);
-
-CREATE TABLE held (
-    fact        TEXT NOT NULL,
-    fingerprint TEXT NOT NULL,
-    other       TEXT,
-    turn        INTEGER,
-    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
-) STRICT;
-CREATE INDEX held_by_blob ON held (fact, fingerprint);
-CREATE INDEX held_by_fact ON held (other);
-CREATE INDEX held_by_turn ON held (turn);
-
-CREATE TABLE forgotten (
-    fact TEXT PRIMARY KEY
-) STRICT, WITHOUT ROWID
-""",
-    """
-ALTER TABLE facts ADD COLUMN expires TEXT;
-CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
-CREATE INDEX turns_with_words ON turns (scope) WHERE text IS NOT NULL;
-
-CREATE TABLE intents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind   TEXT NOT NULL,
-    fact   TEXT NOT NULL,
-    scope  TEXT NOT NULL,
-    words  TEXT NOT NULL,
-    turns  TEXT NOT NULL
-) STRICT
-""",
-    f"""
-CREATE TABLE new_turns (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope   TEXT NOT NULL,
-    ordinal INTEGER NOT NULL,
-    session INTEGER NOT NULL,
-    role    TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    said_at TEXT,
-    {words_of("text", "words")},
-    UNIQUE (scope, ordinal)
-) STRICT;
-INSERT INTO new_turns (number, scope, ordinal, session, role, speaker, said_at, words)
-    SELECT number, scope, ordinal, session, role, speaker, said_at, packed(text) FROM turns ORDER BY number;
-DROP TABLE turns;
-ALTER TABLE new_turns RENAME TO turns;
-CREATE INDEX turns_by_session ON turns (session);
-CREATE INDEX turns_with_words ON turns (scope) WHERE words IS NOT NULL;
-
-CREATE TABLE new_facts (
-    place    INTEGER PRIMARY KEY AUTOINCREMENT,
-    fact     TEXT NOT NULL UNIQUE,
-    owner    TEXT NOT NULL,
-    scope    TEXT NOT NULL,
-    tag      TEXT NOT NULL,
-    speaker  TEXT NOT NULL,
-    said_at  TEXT,
-    session  INTEGER,
-    verbatim INTEGER NOT NULL,
-    expires  TEXT,
-    {words_of("text", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_facts (place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, words)
-    SELECT place, fact, owner, scope, tag, speaker, said_at, session, verbatim, expires, packed(text) FROM facts
-    ORDER BY place;
-DROP TABLE facts;
-ALTER TABLE new_facts RENAME TO facts;
-CREATE INDEX facts_by_session ON facts (session);
-CREATE INDEX facts_by_expiry ON facts (expires) WHERE expires IS NOT NULL;
-
-CREATE TABLE new_intents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind   TEXT NOT NULL,
-    fact   TEXT NOT NULL,
-    scope  TEXT NOT NULL,
-    turns  TEXT NOT NULL,
-    facts  TEXT NOT NULL,
-    {words_of("said", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_intents (number, kind, fact, scope, turns, facts, words)
-    SELECT number, kind, fact, scope, turns, '[]', packed(words) FROM intents ORDER BY number;
-DROP TABLE intents;
-ALTER TABLE new_intents RENAME TO intents;
-
-CREATE TABLE IF NOT EXISTS failed_adds (number, scope, ids, options, error, attempts, failed_at);
-CREATE TABLE new_failed_adds (
-    number    INTEGER PRIMARY KEY AUTOINCREMENT,
-    scope     TEXT NOT NULL,
-    ids       TEXT NOT NULL,
-    error     TEXT NOT NULL,
-    attempts  INTEGER NOT NULL,
-    failed_at TEXT NOT NULL,
-    {words_of("options", "words")} NOT NULL
-) STRICT;
-INSERT INTO new_failed_adds (number, scope, ids, error, attempts, failed_at, words)
-    SELECT number, scope, ids, error, attempts, failed_at, packed(options) FROM failed_adds;
-DROP TRIGGER IF EXISTS failed_add_forgotten;
-DROP TABLE failed_adds;
-ALTER TABLE new_failed_adds RENAME TO failed_adds;
-
-CREATE TABLE echoes (
-    fact TEXT NOT NULL,
-    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
-    PRIMARY KEY (fact, turn)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX echoes_by_turn ON echoes (turn);
-
-CREATE TABLE owed (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    owner  TEXT NOT NULL,
-    keys   TEXT NOT NULL,
-    tags   TEXT NOT NULL
-) STRICT
-""",
-    """
-ALTER TABLE ledger ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE ledger ADD COLUMN chained INTEGER NOT NULL DEFAULT 0;
-
-CREATE TABLE stands (
-    fact        TEXT NOT NULL,
-    fingerprint TEXT NOT NULL,
-    base        TEXT NOT NULL,
-    PRIMARY KEY (fact, fingerprint, base),
-    FOREIGN KEY (fact, fingerprint) REFERENCES ledger (fact, fingerprint) ON DELETE CASCADE
-) STRICT, WITHOUT ROWID;
-CREATE INDEX stands_by_base ON stands (base);
-CREATE INDEX facts_by_scope ON facts (scope, place)
-""",
-)
-FORMAT = len(STEPS)
 _PATIENCE_S = 30.0
 _PAUSE_S = 0.05
 
@@ -198,10 +25,8 @@ def connect(path: Path) -> sqlite3.Connection:
     """A connection to the file, which is made, with its folder, where there is none. It settles how large the pages
     are, so nothing else may make the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    db = _connected(str(path))
     try:
-        db.create_function("packed", 1, packed, deterministic=True)
-        db.create_function("folded", 1, _folded, deterministic=True)
         if not db.execute("PRAGMA page_count").fetchone()[0]:
             settle_page_size(db)
         use_log(db, _PATIENCE_S)
@@ -213,14 +38,41 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _connected(where: str) -> sqlite3.Connection:
+    db = sqlite3.connect(where, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")  # damaged words are no reason to fail
+    db.create_function("packed", 1, packed, deterministic=True)
+    db.create_function("folded", 1, _folded, deterministic=True)
+    return db
+
+
 def _folded(text: str | None) -> str | None:
     """SQLite's own `lower` knows the letters of ASCII alone."""
     return None if text is None else text.casefold()
 
 
+def in_memory(path: Path) -> sqlite3.Connection:
+    """A copy of the file in memory, with everything in it that a journal needs: what is written to it is gone when it
+    is closed. Raises `sqlite3.Error` and `OSError`."""
+    db = _connected(":memory:")
+    try:
+        settle_page_size(db)
+        copied_into(db, path)
+        if db.execute("PRAGMA user_version").fetchone()[0] < FORMAT:
+            _step_up(db)
+        db.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
 def opened(path: Path) -> sqlite3.Connection:
-    """The same, with everything in it that a journal needs. Raises `sqlite3.Error` on a file that is none, or that
-    another process keeps from being brought to the present format."""
+    """The same, with everything in it that a journal needs; a damaged file is moved aside, and what can be read of it
+    is kept. Raises `sqlite3.Error` on a file that is none, or that another process keeps from being brought to the
+    present format."""
+    if not is_sound(path):
+        rescue(path, connect)
     deadline = monotonic() + _PATIENCE_S
     while True:
         try:
@@ -258,12 +110,18 @@ def _bring_up(db: sqlite3.Connection) -> None:
     """References are not followed meanwhile: a table that is replaced would take along what refers to it."""
     settle_page_size(db)
     use_log(db, _PATIENCE_S)
+    found = _step_up(db)
+    if found:  # what an earlier format has forgotten lies in the free room of its pages
+        db.execute("VACUUM")
+        empty_log(db, _PATIENCE_S)
+
+
+def _step_up(db: sqlite3.Connection) -> int:
+    """Bring the tables to the present format; which they had."""
     with transaction(db):
-        found = db.execute("PRAGMA user_version").fetchone()[0]
+        found = int(db.execute("PRAGMA user_version").fetchone()[0])
         for step in STEPS[found:]:
             for statement in step.split(";\n"):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {FORMAT}")
-    if found:  # what an earlier format has forgotten lies in the free room of its pages
-        db.execute("VACUUM")
-        empty_log(db, _PATIENCE_S)
+    return found

@@ -160,7 +160,7 @@ def test_a_process_killed_at_any_moment_leaves_every_acknowledged_fact_and_no_ha
         assert set(stored) == known
         assert all(payload["data"] == "word" + id for id, payload in stored.items())
         assert facts.file.count() == len(known)
-        assert facts.file._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        assert facts.file._reader.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         facts.close()
     assert gone
     raw = path.read_bytes()

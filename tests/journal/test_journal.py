@@ -419,7 +419,7 @@ class TestIntents:
 
 class TestExpiry:
     def test_facts_expire_when_their_last_day_has_passed(self, journal: Journal) -> None:
-        journal.write_facts([replace(fact("f"), expires="2024-05-12"), fact("g")])
+        journal.write_facts([replace(fact("f"), expires="2024-05-12T23:59:59.999999+00:00"), fact("g")])
         assert journal.expired(date(2024, 5, 12)) == []
         assert journal.expired(date(2024, 5, 13)) == ["f"]
 
