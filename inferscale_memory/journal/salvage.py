@@ -63,8 +63,8 @@ def rescue(path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
         if folder is not None:
             folder.cleanup()
     _log.warning(
-        "the journal %s was damaged: %d facts and %d turns of it could be read and are kept, %d rows could not. It lies "
-        "in %s; delete that file when you have no more use for it, since what you delete from the memory stays in it",
+        "the journal %s was damaged: %d facts and %d turns of it could be read and are kept, %d rows could not. It is "
+        "%s now; delete that file when you have no more use for it, since what you delete from the memory stays in it",
         path,
         kept["facts"],
         kept["turns"],
@@ -77,10 +77,7 @@ def _copy(damaged: sqlite3.Connection, fresh: sqlite3.Connection) -> int:
     """Copy what can be read; how many rows could not be."""
     lost = 0
     form = damaged.execute("PRAGMA user_version").fetchone()[0]
-    made = {
-        name: sql
-        for name, sql in _until_damage(damaged, "SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-    }
+    made = dict(_until_damage(damaged, "SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
     if not 1 <= form <= FORMAT:
         return lost
     with transaction(fresh):

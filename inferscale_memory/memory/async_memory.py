@@ -93,9 +93,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         data: str | None = None,
     ) -> Any:
         """See `Memory.update`."""
-        return await operations.change(
-            _ASYNC, self, "update", memory_id, text, metadata, expiration_date, data
-        )
+        return await operations.update(_ASYNC, self, memory_id, text, metadata, expiration_date, data)
 
     async def delete(self, memory_id: str) -> Any:
         """See `Memory.delete`."""
@@ -244,9 +242,18 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         show_expired: bool = False,
     ) -> Any:
         threshold = operations.threshold_of_search(threshold)
-        return await _ASYNC.mem0._search_vector_store(
-            self, query, filters, limit, threshold, explain, show_expired
-        )
+        hidden, shown = operations.hiding(self, show_expired)
+        with hidden:
+            return await _ASYNC.mem0._search_vector_store(
+                self, query, filters, limit, threshold, explain, shown
+            )
+
+    async def _get_all_from_vector_store(
+        self, filters: Any, limit: int, show_expired: bool = False, output_limit: int | None = None
+    ) -> Any:
+        hidden, shown = operations.hiding(self, show_expired)
+        with hidden:
+            return await _ASYNC.mem0._get_all_from_vector_store(self, filters, limit, shown, output_limit)
 
     # -- lifetime --------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.calling import Calling
 from inferscale_memory.memory.engines import LazyEngine
+from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.operations import Filters, Ids
 from inferscale_memory.memory.recall import Messages, Result, checked_scope, conversation, question
@@ -29,7 +30,7 @@ from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.rows import MOST, rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Direct, Threads, Waiting, run
-from inferscale_memory.memory.words import is_expired, payload_of, words_of
+from inferscale_memory.memory.words import payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import check_fits
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM

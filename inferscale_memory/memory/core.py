@@ -20,6 +20,7 @@ from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.entities import Entities
+from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.faiss_store import mended
 from inferscale_memory.memory.forgetting import Forgetting
 from inferscale_memory.memory.leftovers import Leftovers
@@ -37,7 +38,7 @@ from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.whole import Whole
-from inferscale_memory.memory.words import is_expired, read_date
+from inferscale_memory.memory.words import read_date
 from inferscale_memory.memory.writing import WritePath
 
 CHANGE_S, LOOK_S = 1.0, 0.02
@@ -99,14 +100,14 @@ class Core:
         )
         self.answers = Answers(self.engine, at_hand, self.gone, self.telling.forget)
         self.recall = Recall(
-            self.journal, self.engine, self.encoder, at_hand, preambles, self.injection, self._payload
+            self.journal, self.engine, self.encoder, at_hand, preambles, self.injection, self.held
         )
         forgetting = Forgetting(
             self.journal,
             self.past,
             self.entities,
             Leftovers(lambda: stores.vector_store, self._store_lock),
-            self._payload,
+            self.held,
             self.recall.forget_lines,
         )
         self.writes = WritePath(self.journal, self.telling, self.encoder, forgetting)
@@ -145,7 +146,7 @@ class Core:
         return rows_of(self._stores.vector_store.list(filters=scope.ids or None, top_k=MOST))
 
     def expired(self) -> list[str]:
-        """Ids of the facts in the store whose last day has passed."""
+        """Ids of the facts in the store whose time is over."""
         return [str(row.id) for row in self._rows(Scope()) if is_expired(row.payload or {})]
 
     def blobs_saying(self, text: str) -> list[str]:
@@ -177,7 +178,7 @@ class Core:
         self.engine.close()
         self.journal.close()
 
-    def _payload(self, memory_id: str) -> Payload | None:
+    def held(self, memory_id: str) -> Payload | None:
         """What the store holds of a fact now; None when it has none of that id."""
         payload: Payload | None = getattr(self._stores.vector_store.get(memory_id), "payload", None)
         return payload
@@ -190,7 +191,7 @@ class Core:
             until = monotonic() + CHANGE_S
             with self.writes.collected():  # what follows from it comes when no change has to wait for it
                 return [name for name in ids if not store.recheck(name, max(LOOK_S, until - monotonic()))]
-        found = [(name, self._payload(name)) for name in ids]
+        found = [(name, self.held(name)) for name in ids]
         self.writes.check([(name, payload) for name, payload in found if payload is not None])
         return []
 

@@ -62,6 +62,9 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         ISO text), which also becomes their `created_at`; else now. Returns when the facts are durable;
         encoding follows.
 
+        Their time is over at `expiration_date`: a datetime (without a time zone, one of this process's zone), or a
+        date, which ends when that day ends in this process's zone; or ISO text of either.
+
         Raises:
             ExtractionError: the model's answer was cut off, no JSON, or none. It is mem0's LLMError too. The
                 messages are kept, and `retry_failed` tries again; so does adding the same once more.
@@ -101,7 +104,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
     ) -> Any:
         """mem0's `update`. A fact with new words gets a new blob, and so does every fact whose window held
         it. The old words are gone everywhere when it returns; in the history None stands for them."""
-        return run(operations.change(_SYNC, self, "update", memory_id, text, metadata, expiration_date, data))
+        return run(operations.update(_SYNC, self, memory_id, text, metadata, expiration_date, data))
 
     def delete(self, memory_id: str) -> Any:
         """mem0's `delete`. When it returns the text is gone from every file: vector, index, entities, turns,
@@ -297,4 +300,13 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         show_expired: bool = False,
     ) -> Any:
         threshold = operations.threshold_of_search(threshold)
-        return _SYNC.mem0._search_vector_store(self, query, filters, limit, threshold, explain, show_expired)
+        hidden, shown = operations.hiding(self, show_expired)
+        with hidden:
+            return _SYNC.mem0._search_vector_store(self, query, filters, limit, threshold, explain, shown)
+
+    def _get_all_from_vector_store(
+        self, filters: Any, limit: int, show_expired: bool = False, output_limit: int | None = None
+    ) -> Any:
+        hidden, shown = operations.hiding(self, show_expired)
+        with hidden:
+            return _SYNC.mem0._get_all_from_vector_store(self, filters, limit, shown, output_limit)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from mem0.vector_stores.base import VectorStoreBase
 
+from inferscale_memory.memory.expiry import living
 from inferscale_memory.memory.rows import ids_in, rows_of
 
 Payload = Mapping[str, Any]
@@ -233,7 +234,7 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         with self._lock:
             found = self._inner.search(*args, **options)
         self._mirror.shown([(str(row.id), getattr(row, "payload", None) or {}) for row in rows_of(found)])
-        return found
+        return living(found)
 
     def search_batch(self, *args: Any, **options: Any) -> Any:
         with self._lock:
@@ -245,7 +246,8 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
 
     def list(self, *args: Any, **options: Any) -> Any:
         with self._lock:
-            return self._inner.list(*args, **options)
+            found = self._inner.list(*args, **options)
+        return living(found)
 
     def list_cols(self) -> Any:
         with self._lock:

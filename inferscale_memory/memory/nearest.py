@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from inferscale_memory.journal import Fact, Journal
+from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.words import is_expired
 
 _LATER = 3
 """How many times as many are asked for: later ones are among them."""

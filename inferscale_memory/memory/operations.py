@@ -9,14 +9,14 @@ business: then a body must do nothing but call mem0.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
-from mem0.memory.main import _build_filters_and_metadata, _normalize_expiration_date
+from mem0.memory.main import _UNSET, _build_filters_and_metadata, _normalize_expiration_date
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.engine.base import SamplingOptions
@@ -27,6 +27,7 @@ from inferscale_memory.memory.again import RETRIED, as_messages, options_again, 
 from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
+from inferscale_memory.memory.expiry import MOMENT, hiding_expired, read_expiration
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.heard import Attempt, attempt
 from inferscale_memory.memory.instance import core_of, never_had_core
@@ -78,6 +79,7 @@ async def add(
             kind.mem0.add(memory, messages, metadata=metadata, timestamp=timestamp, **ids, **mem0s_own)
         )
     when = _moment(timestamp)
+    metadata, mem0s_own["expiration_date"] = _lasting(metadata, mem0s_own.get("expiration_date"))
     turns = []
     if isinstance(messages, str | dict | list):  # mem0 refuses what is none
         _build_filters_and_metadata(**ids)  # refuses a bad scope before anything is logged
@@ -161,6 +163,30 @@ async def change(
         return await kind.wait.result(body(memory, *args, **options))
     async with kind.wait.within(core.writes.collected(whole)):
         return await kind.wait.result(body(memory, *args, **options))
+
+
+async def update(
+    kind: Kind,
+    memory: Any,
+    memory_id: str,
+    text: str | None,
+    metadata: dict[str, Any] | None,
+    expiration_date: Any,
+    data: str | None,
+) -> Any:
+    core = core_of(memory)
+    if core is not None and expiration_date is not _UNSET:
+        metadata, expiration_date = _lasting(metadata, expiration_date)
+        held = await kind.wait.call(core.held, memory_id) or {}
+        if MOMENT in held and MOMENT not in (metadata or {}):  # of the end it had before
+            metadata = {**(metadata or {}), MOMENT: None}
+    return await change(kind, memory, "update", memory_id, text, metadata, expiration_date, data)
+
+
+def _lasting(metadata: dict[str, Any] | None, expiration: Any) -> tuple[dict[str, Any] | None, Any]:
+    """Metadata with the instant that mem0 would cut to a day, and what is left for mem0."""
+    day, moment = read_expiration(expiration)
+    return (metadata if moment is None else {**(metadata or {}), MOMENT: moment}), day
 
 
 async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
@@ -372,6 +398,14 @@ async def _nearest(kind: Kind, memory: Any, text: str, wanted: dict[str, Any], k
 def threshold_of_search(threshold: float | None) -> float | None:
     """What mem0's search is to cut off. Cosines may be negative, and mem0 takes no threshold under 0."""
     return -1.0 if _recalling.get() else threshold
+
+
+def hiding(memory: Any, show_expired: bool) -> tuple[AbstractContextManager[None], bool]:
+    """Within the block the store itself leaves out what has expired, unless that is to be shown; and what mem0 is to be
+    told, which counts days alone."""
+    if core_of(memory) is None:
+        return nullcontext(), show_expired
+    return hiding_expired(not show_expired), True
 
 
 # -- lifetime ------------------------------------------------------------------------------------------------

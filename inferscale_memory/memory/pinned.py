@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inferscale_memory.journal import Fact, Journal
+from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.words import is_expired, payload_of
+from inferscale_memory.memory.words import payload_of
 
 MOST = 256
 """As many of a scope stand, those that were written first: more would leave no room for what is recalled."""

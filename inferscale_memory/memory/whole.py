@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from inferscale_memory.journal import Fact, Journal
+from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.words import Words, is_expired, payload_of, words_of
+from inferscale_memory.memory.words import Words, payload_of, words_of
 
 _SHORTEST = 4
 """Hardly a line has fewer tokens: so many rows more than fit need not be looked at."""

@@ -54,24 +54,6 @@ def words_of(payload: Mapping[str, Any]) -> Words:
     return Words(str(payload.get("data") or ""), str(speaker), when)
 
 
-def last_day(payload: Mapping[str, Any]) -> str | None:
-    """The last day on which a fact holds, as YYYY-MM-DD; None when it has none that can be read."""
-    try:
-        return date.fromisoformat(str(payload.get("expiration_date") or "")).isoformat()
-    except ValueError:
-        return None
-
-
-def is_expired(payload: Mapping[str, Any]) -> bool:
-    """Whether that day has passed, where mem0 counts days: in UTC."""
-    last = last_day(payload)
-    return last is not None and last < today().isoformat()
-
-
-def today() -> date:
-    return datetime.now(UTC).date()
-
-
 def payload_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """The payload behind one of mem0's search results."""
     payload = {**(result.get("metadata") or {}), **result, "data": result.get("memory")}

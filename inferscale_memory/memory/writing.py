@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import md5
 from typing import Any
 
 from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Owed, Turn
 from inferscale_memory.memory.batch import Batch
 from inferscale_memory.memory.encoder import Encoder
+from inferscale_memory.memory.expiry import expires, is_expired
 from inferscale_memory.memory.forgetting import (
     ADD,
     DELETE,
@@ -30,7 +32,7 @@ from inferscale_memory.memory.mirror import Payload, Rows
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.scope import Scope, fact_tag, said_tag, turn_tag
 from inferscale_memory.memory.telling import Telling
-from inferscale_memory.memory.words import is_expired, last_day, today, words_of
+from inferscale_memory.memory.words import words_of
 
 # Which call is under way. A context variable, because asyncio.to_thread carries it along.
 _under_way: ContextVar[Batch | None] = ContextVar("inferscale_write", default=None)
@@ -116,9 +118,9 @@ class WritePath:
             yield
 
     def expire(self, *, resumed: bool = False) -> None:
-        """Facts whose last day has passed leave prompts, blobs, windows, turns and messages. The store keeps
+        """Facts whose time is over leave prompts, blobs, windows, turns and messages. The store keeps
         them, as mem0 does, until they are deleted."""
-        expired = self._journal.facts(self._journal.expired(today()))
+        expired = self._journal.facts(self._journal.expired(datetime.now(UTC)))
         if not expired:
             return
         batch = Batch(self, resumed=resumed)
@@ -294,14 +296,14 @@ class WritePath:
             session=sources[-1].session if sources else None,
             turns=tuple(turn.number for turn in sources),
             verbatim=itself is not None,
-            expires=last_day(payload),
+            expires=expires(payload),
         )
 
     def _reword(self, batch: Batch, known: Fact, payload: Mapping[str, Any]) -> None:
         """What a known fact says is what `payload` says now. With another text it has no turns: they said the
         old one."""
-        words, expires = words_of(payload), last_day(payload)
-        fact = replace(known, text=words.text, speaker=words.speaker, when=words.when, expires=expires)
+        words, end = words_of(payload), expires(payload)
+        fact = replace(known, text=words.text, speaker=words.speaker, when=words.when, expires=end)
         if fact == known:
             return
         if fact.text != known.text:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Timer
 
@@ -420,8 +420,8 @@ class TestIntents:
 class TestExpiry:
     def test_facts_expire_when_their_last_day_has_passed(self, journal: Journal) -> None:
         journal.write_facts([replace(fact("f"), expires="2024-05-12T23:59:59.999999+00:00"), fact("g")])
-        assert journal.expired(date(2024, 5, 12)) == []
-        assert journal.expired(date(2024, 5, 13)) == ["f"]
+        assert journal.expired(datetime(2024, 5, 12, 23, 59, tzinfo=UTC)) == []
+        assert journal.expired(datetime(2024, 5, 13, tzinfo=UTC)) == ["f"]
 
 
 class TestLedger:
