@@ -16,6 +16,7 @@ from inferscale_memory.errors import StoreError
 
 _PAUSE_S = 0.002
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_MAGIC = b"SQLite format 3\0"
 _FULL_BYTES = 1 << 16
 """With less room than this SQLite cannot even share its log."""
 
@@ -50,9 +51,11 @@ def is_damage(error: BaseException) -> bool:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error, or what it was raised from, says that the disk is full."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # a chain may be a ring
         if code_of(error) == sqlite3.SQLITE_FULL:
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
@@ -141,6 +144,14 @@ def copied_into(db: sqlite3.Connection, path: Path) -> None:
     finally:
         if folder is not None:
             folder.cleanup()
+
+
+def says_sqlite(path: Path) -> bool:
+    """Whether a file begins as SQLite's do: what does not may be anything."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def is_sound(path: Path) -> bool:

@@ -23,12 +23,13 @@ import numpy as np
 
 from inferscale_memory.errors import StoreError
 from inferscale_memory.index import filters as conditions
-from inferscale_memory.index.file import Changes, FactFile
+from inferscale_memory.index.file import FactFile
 from inferscale_memory.index.filters import Condition
 from inferscale_memory.index.records import Floats, Hit
 from inferscale_memory.index.scope import pinned
 from inferscale_memory.index.searcher import EXACT, searcher, unit
 from inferscale_memory.index.slab import Slab
+from inferscale_memory.index.work import Changes
 
 CACHE_BYTES = 512 << 20
 _MOST_PLANS = 10_000

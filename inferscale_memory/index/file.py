@@ -75,6 +75,7 @@ class FactFile:
         self._reader = self._files.reader
         self._layout = Layout(int(self._reader.execute("PRAGMA page_size").fetchone()[0]))
         self.embedded = Embedded(path, collection)
+        self._model: str | None = None
         self._asked = dims
         self._dims: int | None = None
         try:
@@ -86,6 +87,24 @@ class FactFile:
         except BaseException:
             self._files.close()
             raise
+
+    def claim(self, model: str) -> None:
+        """The vectors are `model`'s: those that are there, and those that are written from now on.
+
+        Raises:
+            StoreError: those that are there are another model's.
+        """
+
+        def note() -> None:
+            if self.read_only:
+                with self._snapshot() as db:
+                    self.embedded.claim(db, model, write=False)
+            else:
+                with self._change() as db:
+                    self.embedded.claim(db, model)
+
+        self._mended(note)
+        self._model = model
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -101,6 +120,8 @@ class FactFile:
             with self._change() as db:
                 work = Work(db, self.collection)
                 dims = self.embedded.settled(db, vectors.shape[1], fixed=self._asked is not None)
+                if self._model is not None:
+                    self.embedded.claim(db, self._model)
                 for id, vector, payload in zip(ids, vectors, payloads, strict=True):
                     self._put(work, id, vector, payload)
                 return work, dims, work.finish()

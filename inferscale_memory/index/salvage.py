@@ -59,8 +59,9 @@ def made_anew(damaged: sqlite3.Connection, schema: Sequence[str], shift: int, ow
         for pragma in ("application_id", "user_version"):
             fresh.execute(f"PRAGMA {pragma} = {damaged.execute(f'PRAGMA {pragma}').fetchone()[0]}")
         for table, columns in (("collections", 3), ("reembedding", 4), ("owners", 6)):
-            rows = _until_damage(damaged, f"SELECT * FROM {table}")
-            fresh.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})", rows)
+            held = _until_damage(damaged, f"SELECT * FROM {table}")
+            marks = ", ".join("?" * columns)
+            fresh.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", held)
         lost = 0
         for _, rows in _one_by_one(damaged, _FACT, *_ALL):
             lost += not rows

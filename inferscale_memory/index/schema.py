@@ -140,7 +140,7 @@ def _to_read(path: Path, why: str) -> Opened:
 def _is_ours(db: sqlite3.Connection) -> bool:
     found = db.execute("PRAGMA user_version").fetchone()[0]
     owner = db.execute("PRAGMA application_id").fetchone()[0]
-    return owner == _APPLICATION and 1 <= found <= FORMAT
+    return bool(owner == _APPLICATION and 1 <= found <= FORMAT)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

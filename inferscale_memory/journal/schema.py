@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from inferscale_memory.journal.salvage import rescue
 from inferscale_memory.journal.steps import FORMAT, STEPS
 from inferscale_memory.journal.words import packed, settle_page_size
-from inferscale_memory.sqlite import copied_into, empty_log, is_sound, transaction, use_log
+from inferscale_memory.sqlite import copied_into, empty_log, is_sound, says_sqlite, transaction, use_log
 
 _PATIENCE_S = 30.0
 _PAUSE_S = 0.05
@@ -71,7 +71,7 @@ def opened(path: Path) -> sqlite3.Connection:
     """The same, with everything in it that a journal needs; a damaged file is moved aside, and what can be read of it
     is kept. Raises `sqlite3.Error` on a file that is none, or that another process keeps from being brought to the
     present format."""
-    if not is_sound(path):
+    if says_sqlite(path) and not is_sound(path):
         rescue(path, connect)
     deadline = monotonic() + _PATIENCE_S
     while True:

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Collection
 
 from inferscale_memory.journal.traces import find, spellings
-from inferscale_memory.sqlite import empty_log, patience
+from inferscale_memory.sqlite import code_of, empty_log, is_full, patience
 
 _PATIENCE_S = 5.0
 _LOOKED_FOR = 64
@@ -30,6 +30,7 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
         living: a query that gives a row when a row that was not deleted says `:text`. Then the text is no
             secret, and copies of it are not looked for.
     """
+    full = False
     try:
         with patience(db, _PATIENCE_S):
             clean = empty_log(db, _PATIENCE_S)
@@ -37,13 +38,13 @@ def scrub(db: sqlite3.Connection, words: Collection[str] | None, living: str) ->
                 db.execute("VACUUM")
                 clean = empty_log(db, _PATIENCE_S)
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if code_of(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL):
             raise
-        clean = False
+        clean, full = False, is_full(error)
     if not clean:
         _log.warning(
-            "a database is being read by somebody who does not end: what was just deleted stays in its file until "
-            "the next start"
+            "a database %s: what was just deleted stays in its file until the next start",
+            "cannot be written anew on a full disk" if full else "is being read by somebody who does not end",
         )
     return clean
 

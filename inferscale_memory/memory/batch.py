@@ -25,6 +25,7 @@ class Batch:
         scope, turns: whose turns they are.
         taken: numbers of the turns that became facts word for word.
         shown: digest of a text, as mem0 keeps it -> ids of the facts with it that mem0 was shown.
+        expected: ids of the facts that the store was given, whatever came of it.
         written: ids of the facts that were written.
         forgotten: what the journal has forgotten.
         whole: the call itself where it deletes everything of a scope.
@@ -32,6 +33,7 @@ class Batch:
         begun: numbers under which the journal has noted all this.
         resumed: the call was cut off by a crash, and is finished at the next start, which is no reason to start an
             engine.
+        full: the disk was, for one fact at least.
         cut_off: it did not end by itself, so mem0 may not have come to write its history.
     """
 
@@ -40,6 +42,7 @@ class Batch:
     turns: Sequence[Turn] = ()
     taken: set[int] = field(default_factory=set)
     shown: dict[str, set[str]] = field(default_factory=dict)
+    expected: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
     whole: Intent | None = None
@@ -48,6 +51,7 @@ class Batch:
     told: set[str] = field(default_factory=set)
     begun: list[int] = field(default_factory=list)
     resumed: bool = False
+    full: bool = False
     cut_off: bool = False
     _open: bool = True
     _at_work: int = 0

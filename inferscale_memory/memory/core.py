@@ -6,17 +6,19 @@ face does the same.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from threading import RLock
 from time import monotonic
 from typing import Any, Protocol
 
-from inferscale_memory.errors import ConfigurationError
-from inferscale_memory.journal import Journal, NewTurn
+from inferscale_memory.errors import StoreError
+from inferscale_memory.journal import NewTurn
 from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.batch import Batch
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.encoder import Encoder
 from inferscale_memory.memory.entities import Entities
@@ -27,19 +29,23 @@ from inferscale_memory.memory.leftovers import Leftovers
 from inferscale_memory.memory.mirror import MirroredStore, Payload, StoreLock, mirrored
 from inferscale_memory.memory.nearest import Nearest
 from inferscale_memory.memory.neighbours import Neighbours
+from inferscale_memory.memory.opening import check_embedder, check_losses, fact_file, open_files
 from inferscale_memory.memory.past import Past, deletion
 from inferscale_memory.memory.pinned import Pinned
 from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.recall import Recall
 from inferscale_memory.memory.recovery import Recovery
 from inferscale_memory.memory.reply import Shown
+from inferscale_memory.memory.reserve import Reserve
 from inferscale_memory.memory.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.store_files import StoreFiles, name_of
 from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.whole import Whole
 from inferscale_memory.memory.words import read_date
 from inferscale_memory.memory.writing import WritePath
+from inferscale_memory.sqlite import copied_into
+
+_log = logging.getLogger(__name__)
 
 CHANGE_S, LOOK_S = 1.0, 0.02
 """How long the encoder waits for changes under way when it wants to look at facts: for those of a batch together, and
@@ -69,7 +75,9 @@ class Core:
         self.injection = settings.injection
         self.engine = settings.engine
         self.folder = settings.folder
-        self.journal = _open_journal(settings)
+        self.reserve = Reserve(self.folder)
+        self._files = open_files(settings, self.reserve)
+        self.journal = self._files.journal
         self.opening_entities = RLock()
         self._stores = stores
         self._store_lock = StoreLock()
@@ -112,6 +120,10 @@ class Core:
         )
         self.writes = WritePath(self.journal, self.telling, self.encoder, forgetting)
 
+    def check_embedder(self, store: Any) -> None:
+        """Raises StoreError where the vectors of `store` are another model's."""
+        check_embedder(store, getattr(self._stores, "embedding_model", None), self.journal)
+
     def mirror_facts(self, store: Any) -> Any:
         """The fact store as mem0 is to see it."""
         Leftovers.guard(store)
@@ -122,10 +134,40 @@ class Core:
         Leftovers.guard(store)
         return mirrored(mended(store), self._store_lock, None)
 
+    def fill_history(self, manager: Any) -> None:
+        """Give mem0 a copy of a history that cannot be written."""
+        connection = getattr(manager, "connection", None)
+        if self._files.history is not None and isinstance(connection, sqlite3.Connection):
+            copied_into(connection, self._files.history)
+
+    @property
+    def read_only(self) -> str:
+        """Why nothing can be written; empty where it can."""
+        file = fact_file(self._stores.vector_store)
+        return self._files.why or ("" if file is None else file.read_only)
+
+    def check_writable(self) -> None:
+        """Raises StoreError where the memory could only be opened to be read."""
+        if self.read_only:
+            raise StoreError(
+                f"nothing can be stored or deleted: {self.read_only}. Mend that and open the memory again, or pass "
+                "another folder"
+            )
+
     def recover(self) -> None:
-        """Finish what a crash has cut off, and put away what has expired meanwhile."""
+        """Finish what a crash has cut off, put away what has expired meanwhile, and say what is missing."""
         self.telling.start()
-        Recovery(self.journal, self.writes, self.past, self.entities, self._stores.vector_store).run()
+        store = self._stores.vector_store
+        if self.read_only:
+            _log.warning(
+                "%s: the memory is open for reading alone. To write, mend that, pass another folder, or set "
+                "INFERSCALE_HOME",
+                self.read_only,
+            )
+        else:
+            with self.reserve.given():
+                Recovery(self.journal, self.writes, self.past, self.entities, store).run()
+        check_losses(store, self.journal)
         self.writes.expire(resumed=True)
 
     def ids(self, scope: Scope) -> tuple[str, ...]:
@@ -137,10 +179,27 @@ class Core:
         own, and gets the events that it would write."""
         store = self._stores.vector_store
         rows = [(str(row.id), row.payload or {}) for row in self._rows(scope)]
-        if not rows:
+        # Those that are damaged or lost are listed by nobody, and are forgotten with the others.
+        known = self.journal.facts_within(lambda key: scope.covers(Scope.read(key)))
+        names = list(dict.fromkeys([*(name for name, _ in rows), *known]))
+        if not names:
             return
-        store.delete_many([name for name, _ in rows])
+        store.delete_many(names)
         history.batch_add_history([deletion(name, payload) for name, payload in rows])
+
+    def lacks(self, facts: Sequence[str]) -> bool:
+        """Whether the store holds not all of these."""
+        return any(self.held(name) is None for name in facts)
+
+    def undo(self, batch: Batch, *, said_before: bool) -> None:
+        """Take back what a call has stored before the disk was full: it has failed, and the app will make it again."""
+        with self.reserve.given():
+            for name in batch.expected:
+                if self.held(name) is not None:
+                    self._stores.vector_store.delete(vector_id=name)
+            if not said_before:
+                self.journal.redact_turns(turn.number for turn in batch.turns)
+            self.journal.finish(batch.begun)
 
     def _rows(self, scope: Scope) -> list[Any]:
         return rows_of(self._stores.vector_store.list(filters=scope.ids or None, top_k=MOST))
@@ -225,19 +284,3 @@ def _text(content: Any) -> str:
         )
         return " ".join(str(part) for part in parts)
     return content if isinstance(content, str) else ""
-
-
-def _open_journal(settings: Settings) -> Journal:
-    """The journal of the store, whose history goes with it."""
-    path = settings.folder / "journal.sqlite"
-    try:
-        files = StoreFiles.claimed(settings.folder, name_of(settings.mem0.vector_store, settings.folder))
-        path = files.journal
-        journal = Journal(path, session_gap=timedelta(seconds=settings.injection.session_gap))
-    except (sqlite3.Error, OSError) as error:
-        raise ConfigurationError(
-            f"the journal {path} cannot be opened ({error}): pass another folder, or move that file away"
-        ) from error
-    if settings.own_history:
-        settings.mem0.history_db_path = str(files.history)
-    return journal

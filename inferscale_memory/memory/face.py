@@ -6,6 +6,7 @@ A face adds the methods, whose bodies are in `operations`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from errno import ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -67,20 +68,25 @@ class Face(Generic[Session]):
         self._settings = settings = Settings.read(config, engine, injection, folder)
         try:
             self._kind.mem0.__init__(self, settings.mem0)
+            if not settings.engine.chosen and not isinstance(self.__dict__.get("llm"), EngineLLM):
+                settings.engine.eager = False  # nobody asked for an engine, and mem0 does not work with it
+            operations.recover(self)
         except BaseException as error:
             core, self._core = core_of(self), None
             if core is not None:
                 core.close()
-                operations.close_stores(self)
+            operations.close_stores(self)
+            if isinstance(error, PermissionError) or getattr(error, "errno", None) in (EROFS, ENOSPC):
+                raise ConfigurationError(
+                    f"the memory in {settings.folder} cannot be opened ({error}): make the folder writable, pass "
+                    "another one, or set INFERSCALE_HOME"
+                ) from error
             if isinstance(error, RuntimeError) and "already accessed" in str(error):  # says Qdrant
                 raise ConfigurationError(
                     f"the memory in {settings.folder} is open already: close it, pass another folder, or use "
                     "a vector store that is a server"
                 ) from error
             raise
-        if not settings.engine.chosen and not isinstance(self.__dict__.get("llm"), EngineLLM):
-            settings.engine.eager = False  # nobody asked for an engine, and mem0 does not work with it
-        operations.recover(self)
 
     @classmethod
     def from_config(cls, config_dict: Mapping[str, Any]) -> Self:
@@ -99,9 +105,12 @@ class Face(Generic[Session]):
     @vector_store.setter
     def vector_store(self, store: Any) -> None:
         if never_had_core(self) and self._settings is not None and issubclass(type(store), VectorStoreBase):
+            self.__dict__["vector_store"] = store  # to be closed if what comes now fails
             self._core = Core(self._settings, self)
         core = core_of(self)
         self.__dict__["vector_store"] = store if core is None else core.mirror_facts(store)
+        if core is not None:
+            core.check_embedder(store)
 
     @property
     def _entity_store(self) -> Any:
@@ -129,7 +138,9 @@ class Face(Generic[Session]):
 
     @db.setter
     def db(self, manager: Any) -> None:
-        if core_of(self) is not None:
+        core = core_of(self)
+        if core is not None:
+            core.fill_history(manager)
             Past.guard(manager)
         self.__dict__["db"] = manager
 

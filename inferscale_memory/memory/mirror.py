@@ -23,6 +23,8 @@ Payload = Mapping[str, Any]
 Rows = Sequence[tuple[str, Payload]]
 """Ids and payloads of facts."""
 
+_TOGETHER = 256
+"""So many facts are deleted in one go."""
 _UNSAFE_PROVIDERS = ("FAISS", "ChromaDB")
 
 
@@ -48,6 +50,9 @@ class Mirror(Protocol):
         """A search has found these facts."""
 
     def written(self, rows: Rows) -> None: ...
+    def failed(self, error: Exception) -> None:
+        """Facts could not be written."""
+
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
     def deleted(self, ids: Sequence[str]) -> None: ...
     def cleared(self) -> None:
@@ -66,6 +71,7 @@ class _Deaf:
     def losing_everything(self, ids: Callable[[], Sequence[str]]) -> None: ...
     def shown(self, rows: Rows) -> None: ...
     def written(self, rows: Rows) -> None: ...
+    def failed(self, error: Exception) -> None: ...
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None: ...
     def deleted(self, ids: Sequence[str]) -> None: ...
     def cleared(self) -> None: ...
@@ -153,9 +159,13 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         rows = list(zip(ids, payloads, strict=True)) if ids is not None and payloads is not None else []
         with self._mirror.at_work():
             self._mirror.expect([fact for fact, _ in rows])
-            with self._lock:
-                done = self._inner.insert(vectors=vectors, payloads=payloads, ids=ids)
-            self._mirror.written(rows)
+            try:
+                with self._lock:
+                    done = self._inner.insert(vectors=vectors, payloads=payloads, ids=ids)
+                self._mirror.written(rows)
+            except Exception as error:  # mem0 does not hand on every error
+                self._mirror.failed(error)
+                raise
         return done
 
     def update(self, vector_id: str, vector: Any = None, payload: Mapping[str, Any] | None = None) -> Any:
@@ -182,11 +192,14 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         """Where the store deletes many facts in one go."""
         with self._order, self._mirror.at_work():
             ids = [str(fact) for fact in vector_ids]
-            held = [(fact, payload) for fact in ids if (payload := self._held(fact)) is not None]
-            self._mirror.losing_many(held)
-            with self._lock:
-                done = self._inner.delete_many(ids)
-            self._mirror.deleted(ids)
+            done = None
+            for start in range(0, len(ids), _TOGETHER):  # what one transaction writes must fit on a full disk
+                some = ids[start : start + _TOGETHER]
+                held = [(fact, payload) for fact in some if (payload := self._held(fact)) is not None]
+                self._mirror.losing_many(held)
+                with self._lock:
+                    done = self._inner.delete_many(some)
+                self._mirror.deleted(some)
             return done
 
     def delete_col(self) -> Any:

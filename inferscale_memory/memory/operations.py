@@ -8,8 +8,9 @@ business: then a body must do nothing but call mem0.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -20,11 +21,12 @@ from mem0.memory.main import _UNSET, _build_filters_and_metadata, _normalize_exp
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ConfigurationError, InferScaleError, StoreError
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent, Turn
 from inferscale_memory.memory.again import RETRIED, as_messages, options_again, said_in_vain
 from inferscale_memory.memory.audit import Audit, audited, files_of
+from inferscale_memory.memory.batch import Batch
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.expiry import MOMENT, hiding_expired, read_expiration
@@ -37,7 +39,8 @@ from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import read_date
-from inferscale_memory.memory.writing import turns_under_way
+from inferscale_memory.memory.writing import call_under_way
+from inferscale_memory.sqlite import is_full, trouble
 
 Ids = Mapping[str, str | None]
 Filters = Mapping[str, Any]
@@ -86,6 +89,8 @@ async def add(
         turns = new_turns(messages, metadata, when)
     if when is not None:
         metadata = {"created_at": when.isoformat(), **(metadata or {})}
+    core.check_writable()
+    core.reserve.check()
     again: Sequence[Turn] = ()
     if mem0s_own.get("infer") and turns:
         again = await kind.wait.call(said_in_vain, core.journal, Scope.of(ids), turns)
@@ -106,28 +111,69 @@ async def _told(
     ids: Ids,
     options: Mapping[str, Any],
 ) -> Any:
+    """mem0's `add`. Where the disk is full nothing of it is stored."""
+    batch = None
+    try:
+        with _told_plainly(memory):
+            async with kind.wait.within(saying):
+                batch = call_under_way()
+                assert batch is not None
+                result = await _extracted(kind, memory, core, made, batch, messages, ids, options)
+                if batch.full and await kind.wait.call(core.lacks, batch.expected):
+                    raise StoreError("the disk is full: not all facts could be stored")
+                return result
+    except Exception as error:
+        if batch is None or not (batch.full or is_full(error)):
+            raise
+        kept = core.journal.failed_adds.kept(batch.turns)
+        await kind.wait.settle(core.undo, batch, said_before=kept)
+        raise StoreError(
+            f"the disk of {core.folder} is full, and nothing of this call is stored: free some room, or delete "
+            "memories, which needs none"
+        ) from error
+
+
+async def _extracted(
+    kind: Kind,
+    memory: Any,
+    core: Core,
+    made: Attempt,
+    batch: Batch,
+    messages: Any,
+    ids: Ids,
+    options: Mapping[str, Any],
+) -> Any:
     """mem0's `add`. Where its LLM fails it the call is kept, to be made again."""
-    failed = core.journal.failed_adds
-    async with kind.wait.within(saying):
-        about = turns_under_way()
-        try:
-            result = await kind.wait.result(kind.mem0.add(memory, messages, **ids, **options))
-        except Exception as error:
-            if made.failure is None:
-                raise
-            scope = Scope.of(ids)
-            kept = {name: value for name, value in options.items() if name in RETRIED}
-            if kept.get("expiration_date") is not None:
-                kept["expiration_date"] = _normalize_expiration_date(kept["expiration_date"])
-            await kind.wait.call(failed.keep, scope.key, about, scope.ids, kept, made.reason)
-            seen = made.error(error)
-            if seen is error:
-                raise
-            raise seen from (None if seen is made.failure else made.failure)
-        if options.get("infer"):
-            await kind.wait.call(failed.settle, about)
-            await kind.wait.call(core.writes.said_again, made.texts)
-        return result
+    failed, about = core.journal.failed_adds, tuple(batch.turns)
+    try:
+        result = await kind.wait.result(kind.mem0.add(memory, messages, **ids, **options))
+    except Exception as error:
+        if made.failure is None:
+            raise
+        scope = Scope.of(ids)
+        kept = {name: value for name, value in options.items() if name in RETRIED}
+        if kept.get("expiration_date") is not None:
+            kept["expiration_date"] = _normalize_expiration_date(kept["expiration_date"])
+        await kind.wait.call(failed.keep, scope.key, about, scope.ids, kept, made.reason)
+        seen = made.error(error)
+        if seen is error:
+            raise
+        raise seen from (None if seen is made.failure else made.failure)
+    if options.get("infer"):
+        await kind.wait.call(failed.settle, about)
+        await kind.wait.call(core.writes.said_again, made.texts)
+    return result
+
+
+@contextmanager
+def _told_plainly(memory: Any) -> Iterator[None]:
+    """Errors of mem0's history as ours."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:  # it is closed
+        raise
+    except sqlite3.Error as error:
+        raise trouble(memory.config.history_db_path, error) from error
 
 
 async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
@@ -161,8 +207,12 @@ async def change(
     body = getattr(kind.mem0, method)
     if core is None:
         return await kind.wait.result(body(memory, *args, **options))
-    async with kind.wait.within(core.writes.collected(whole)):
-        return await kind.wait.result(body(memory, *args, **options))
+    core.check_writable()
+    if method == "update":
+        core.reserve.check()
+    with core.reserve.given(), _told_plainly(memory):
+        async with kind.wait.within(core.writes.collected(whole)):
+            return await kind.wait.result(body(memory, *args, **options))
 
 
 async def update(
@@ -197,11 +247,13 @@ async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
         core = None
     if core is None:
         return await change(kind, memory, "delete_all", **dict[str, Any](ids))
+    core.check_writable()
     whole = Intent(DELETE_ALL, scope=scope.key, facts=await kind.wait.call(core.ids, scope))
-    async with kind.wait.within(core.writes.collected(whole)):
-        if _deletes_as_mem0(kind, memory) and hasattr(memory.vector_store, "delete_many"):
-            await kind.wait.call(core.delete_many, scope, memory.db)
-        return await kind.wait.result(kind.mem0.delete_all(memory, **ids))
+    with core.reserve.given(), _told_plainly(memory):
+        async with kind.wait.within(core.writes.collected(whole)):
+            if _deletes_as_mem0(kind, memory) and hasattr(memory.vector_store, "delete_many"):
+                await kind.wait.call(core.delete_many, scope, memory.db)
+            return await kind.wait.result(kind.mem0.delete_all(memory, **ids))
 
 
 def _deletes_as_mem0(kind: Kind, memory: Any) -> bool:
@@ -216,6 +268,7 @@ async def reset(kind: Kind, memory: Any) -> Any:
     core = core_of(memory)
     if core is None:
         return await change(kind, memory, "reset")
+    core.check_writable()
     whole = Intent(RESET, facts=await kind.wait.call(core.ids, Scope()))
     await kind.wait.call(core.entities.clear)
     memory._entity_store = None
@@ -227,6 +280,8 @@ async def expire(kind: Kind, memory: Any) -> int:
     for number, fact in enumerate(expired):
         try:
             await change(kind, memory, "delete", fact)
+        except InferScaleError:
+            raise
         except ValueError:  # somebody else was quicker
             expired[number] = ""
     return len([fact for fact in expired if fact])

@@ -8,14 +8,16 @@ digest of their place in theirs.
 from __future__ import annotations
 
 import re
+import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from inferscale_memory.journal.salvage import rescue
 from inferscale_memory.journal.schema import connect
-from inferscale_memory.sqlite import transaction
+from inferscale_memory.sqlite import is_damage, is_sound, open_to_read, says_sqlite, transaction
 
 _PLACE = (
     *(
@@ -60,6 +62,26 @@ class StoreFiles:
         return cls(folder / f"journal-{store}.sqlite", folder / f"history-{store}.db")
 
     @classmethod
+    def known(cls, folder: Path, store: str) -> StoreFiles:
+        """The files that are `store`'s now, or would be; nothing is written. Raises `sqlite3.Error` on a file that
+        cannot be used."""
+        first, own = cls(folder / "journal.sqlite", folder / "history.db"), cls.of(folder, store)
+        if own.journal.exists() or not first.journal.exists() or not first.journal.stat().st_size:
+            return own if own.journal.exists() else first
+        db, inside = open_to_read(first.journal)
+        try:
+            with closing(db):
+                claimed = db.execute("SELECT store FROM whose").fetchone()
+        except sqlite3.DatabaseError as error:  # nobody's, or damaged
+            if is_damage(error) and not says_sqlite(first.journal):
+                raise
+            claimed = None
+        finally:
+            if inside is not None:
+                inside.cleanup()
+        return first if claimed is None or claimed[0] == store else own
+
+    @classmethod
     def claimed(cls, folder: Path, store: str) -> StoreFiles:
         """The files that are `store`'s from now on. Raises `sqlite3.Error` and `OSError` on a folder or file
         that cannot be used."""
@@ -95,6 +117,8 @@ def _said(name: str, value: Any, folder: Path) -> str:
 
 def _claim(journal: Path, store: str) -> bool:
     """Whether a journal is this store's: its own, or nobody's until now."""
+    if says_sqlite(journal) and not is_sound(journal):
+        rescue(journal, connect)
     with closing(connect(journal)) as db, transaction(db):
         db.execute("CREATE TABLE IF NOT EXISTS whose (store TEXT NOT NULL) STRICT")
         db.execute("INSERT INTO whose SELECT ? WHERE NOT EXISTS (SELECT 1 FROM whose)", (store,))

@@ -33,6 +33,7 @@ from inferscale_memory.memory.plan import fact_words
 from inferscale_memory.memory.scope import Scope, fact_tag, said_tag, turn_tag
 from inferscale_memory.memory.telling import Telling
 from inferscale_memory.memory.words import words_of
+from inferscale_memory.sqlite import is_full
 
 # Which call is under way. A context variable, because asyncio.to_thread carries it along.
 _under_way: ContextVar[Batch | None] = ContextVar("inferscale_write", default=None)
@@ -44,10 +45,9 @@ def owner_under_way() -> str | None:
     return None if batch is None else batch.scope.owner or None
 
 
-def turns_under_way() -> Sequence[Turn]:
-    """The turns the call under way is about."""
-    batch = _under_way.get()
-    return () if batch is None else tuple(batch.turns)
+def call_under_way() -> Batch | None:
+    """The call itself."""
+    return _under_way.get()
 
 
 class WritePath:
@@ -175,7 +175,15 @@ class WritePath:
                     batch.shown.setdefault(str(payload.get("hash")), set()).add(fact)
 
     def expect(self, ids: Sequence[str]) -> None:
+        batch = _under_way.get()
+        if batch is not None and batch.path is self:
+            batch.expected += ids
         self._journal.allow(list(ids))
+
+    def failed(self, error: Exception) -> None:
+        batch = _under_way.get()
+        if batch is not None and batch.path is self and is_full(error):
+            batch.full = True
 
     def losing(self, fact: str, held: Callable[[], Payload | None], becomes: Payload | None) -> None:
         payload = held()
