@@ -5,15 +5,17 @@ It must never pass over an argument it does not know: a misspelt `user_id` would
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from inferscale_memory import SamplingOptions
+from inferscale_memory.arguments import refusal
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.scope import IDS, Ids
+from langchain_inferscale.structured import checked_class, is_json_schema
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "seed")
 _OWN = ("scope", "memories", "k", "filters", "inject", "tools", "tool_choice", "response_format", *SAMPLING)
@@ -120,8 +122,34 @@ def _schema(form: Any) -> Mapping[str, Any] | None:
 
 
 def read_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools, functions, schemas and classes in the form of chat APIs."""
-    return [convert_to_openai_tool(tool) for tool in tools]
+    """Tools, functions, schemas and classes in the form of chat APIs.
+
+    Raises:
+        ConfigurationError: what is no tool, or takes anything but named arguments.
+    """
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise refusal("tools", tools, "a list of tools")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    checked_class(tool)
+    if is_json_schema(tool) and not _takes_names(tool):
+        raise refusal("a tool", tool, "one whose schema is of type 'object', with properties")
+    try:
+        read = convert_to_openai_tool(tool)
+    except (TypeError, ValueError) as error:
+        raise refusal("a tool", tool, "a function, a tool of LangChain's, a pydantic class or a schema") from error
+    function = read.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise refusal("a tool", tool, '{"type": "function", "function": {"name": ..., "parameters": {...}}}')
+    if not _takes_names(function.get("parameters") or {}):
+        raise refusal(f"the tool {function['name']!r}", tool, "one whose arguments are of type 'object'")
+    return read
+
+
+def _takes_names(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type", "object") == "object" and "enum" not in schema
 
 
 def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:

@@ -30,7 +30,7 @@ from langchain_inferscale.bound import Bound
 from langchain_inferscale.calls import UNUSED, Call, read_call, read_choice, read_tools
 from langchain_inferscale.copying import picklable, sharing
 from langchain_inferscale.expiry import living
-from langchain_inferscale.messages import chunk, generation, to_chat
+from langchain_inferscale.messages import chunk, generation, question_in, to_chat
 from langchain_inferscale.scope import (
     DEFAULT_KEYS,
     IDS,
@@ -263,6 +263,7 @@ class ChatInferScale(BaseChatModel):
         if kwargs:
             raise ConfigurationError(f"with_structured_output takes no {', '.join(sorted(kwargs))}")
         if method == "function_calling":
+            read_tools([schema])
             called: Any = super().with_structured_output(schema)
             return read_as(called.first, whole_calls() | called.last, include_raw=include_raw)
         parser = whole_json() | parser_of(schema)
@@ -399,8 +400,8 @@ class ChatInferScale(BaseChatModel):
     def _prepared(self, messages: Sequence[BaseMessage], call: Call) -> Prepared:
         said, started = to_chat(messages), perf_counter()
         found = call.memories or ()
-        if self._recalls(call):
-            found = living(self.chat.recall(said, call.scope, k=call.k, filters=call.filters))
+        if self._recalls(call) and (asked := question_in(said)):
+            found = living(self.chat.recall(asked, call.scope, k=call.k, filters=call.filters))
         try:
             return self.chat.prepare(
                 said, call.scope, found, search_s=perf_counter() - started, **call.prompt
@@ -411,8 +412,8 @@ class ChatInferScale(BaseChatModel):
     async def _aprepared(self, messages: Sequence[BaseMessage], call: Call) -> Prepared:
         said, started = to_chat(messages), perf_counter()
         found = call.memories or ()
-        if self._recalls(call):
-            found = living(await self.chat.arecall(said, call.scope, k=call.k, filters=call.filters))
+        if self._recalls(call) and (asked := question_in(said)):
+            found = living(await self.chat.arecall(asked, call.scope, k=call.k, filters=call.filters))
         try:
             return await self.chat.aprepare(
                 said, call.scope, found, search_s=perf_counter() - started, **call.prompt

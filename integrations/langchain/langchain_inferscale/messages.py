@@ -29,6 +29,7 @@ from inferscale_memory import Recalled, Reply, ReplyChunk
 from inferscale_memory import ToolCall as Called
 from inferscale_memory.errors import PromptError
 
+_SYSTEM = ("system", "developer")
 _TEXT = ("text", "input_text", "output_text")
 # An assistant's calls stand in `tool_calls`; its reasoning is not repeated to it.
 _SAID_ELSEWHERE = ("tool_use", "tool_call", "function_call", "tool_call_chunk", "invalid_tool_call")
@@ -39,9 +40,26 @@ _UNSAID = ("reasoning", "thinking", "redacted_thinking")
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages in the form of chat APIs. Raises PromptError on content that is not text, and on messages that are no
-    part of a conversation."""
-    return [_message(message) for message in messages]
+    """Messages in the form of chat APIs. A system message that ends the conversation, or is all of it, is asked as the
+    user's: a chain's prompt is often nothing else.
+
+    Raises:
+        PromptError: content that is not text, and messages that are no part of a conversation.
+    """
+    chat = [_message(message) for message in messages]
+    if chat and chat[-1]["role"] in _SYSTEM:
+        chat[-1]["role"] = "user"
+    return chat
+
+
+def question_in(chat: Sequence[Mapping[str, Any]]) -> str:
+    """What to search memories for: the user's last words, or, without any, the last instructions. "" where there are
+    neither."""
+    for roles in (("user",), _SYSTEM):
+        last = next((message for message in reversed(chat) if message["role"] in roles), None)
+        if last is not None:
+            return str(last["content"]).strip()
+    return ""
 
 
 def _message(message: BaseMessage) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from langgraph.store.base import validate_op_namespace as check_labels
 from inferscale_memory import Chat
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.copying import Shared
-from langchain_inferscale.store_match import holds, listed, pinned
+from langchain_inferscale.store_match import checked, holds, listed, pinned
 from langchain_inferscale.store_rows import (
     Namespace,
     Stored,
@@ -156,7 +156,8 @@ class InferScaleStore(Shared, BaseStore):
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
         where = below(tuple(op.namespace_prefix))
-        items = [stored for stored in self._items(where) if holds(op.filter, stored.value)]
+        filters = checked(op.filter)
+        items = [stored for stored in self._items(where) if holds(filters, stored.value)]
         if op.query and self._fields is not None and items:
             found = self._ranked(op, where, items)
         else:

@@ -4,7 +4,8 @@ complete an answer that was cut off."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from enum import Enum
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -16,8 +17,11 @@ from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, R
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
+from inferscale_memory import SamplingOptions
+from inferscale_memory.arguments import refusal
 from inferscale_memory.errors import ConfigurationError
 
+_TOOL_KEYS = {"name", "parameters", "function", "input_schema", "toolSpec"}
 Method = Literal["json_schema", "function_calling", "json_mode"]
 METHODS = ("json_schema", "function_calling", "json_mode")
 
@@ -30,13 +34,48 @@ def checked_method(method: str) -> None:
 
 def bound_to(schema: Any, method: str) -> dict[str, Any]:
     """Arguments under which a model answers in JSON of `schema`. In JSON mode too: where the schema is known there is
-    no reason to promise less."""
-    described = convert_to_json_schema(schema)
+    no reason to promise less.
+
+    Raises:
+        ConfigurationError: what is no schema, or says nothing of an answer.
+    """
+    described = _described(schema)
+    SamplingOptions(json_schema=described)  # refused now rather than with the first question
     name = str(described.get("title") or "answer")
     return {
         "response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": described}},
         "ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema},
     }
+
+
+def _described(schema: Any) -> dict[str, Any]:
+    """The JSON schema that a class, a function or a dictionary stands for. A dictionary that is one stays as it is:
+    LangChain's own conversion keeps of it what makes a function's arguments, and drops an array, an enum or a union."""
+    if is_json_schema(schema):
+        described = dict(schema)
+    else:
+        checked_class(schema)
+        try:
+            described = dict(convert_to_json_schema(schema))
+        except (TypeError, ValueError) as error:
+            raise refusal("schema", schema, "a pydantic class, a TypedDict or a JSON schema") from error
+    if not set(described) - {"title", "description"}:
+        raise refusal("schema", schema, "a schema that says what an answer is, such as its type")
+    return described
+
+
+def is_json_schema(schema: Any) -> bool:
+    """Whether a dictionary is a JSON schema, and not a tool in the form of some chat API."""
+    return isinstance(schema, Mapping) and not set(schema) & _TOOL_KEYS
+
+
+def checked_class(schema: Any) -> None:
+    """Raises ConfigurationError for an enum, whose constructor LangChain would take for the schema."""
+    if isinstance(schema, type) and issubclass(schema, Enum):
+        raise ConfigurationError(
+            f"{schema.__name__} is an enum, and the schema of an answer or a tool has fields: pass a pydantic class "
+            f"with a field of type {schema.__name__}"
+        )
 
 
 def parser_of(schema: Any) -> Runnable[Any, Any]:

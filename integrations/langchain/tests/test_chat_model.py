@@ -12,6 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
+    ChatMessage,
     HumanMessage,
     RemoveMessage,
     SystemMessage,
@@ -434,3 +435,58 @@ def test_a_stream_is_of_whoever_asked_for_it_and_not_of_whoever_reads_it(model: 
         return await RunnableLambda(reading).ainvoke(None, {"configurable": {"user_id": "ben"}})
 
     assert recalled(asyncio.run(others())[-1]) == set(FACTS)
+
+
+# -- conversations that do not end with the user's words ---------------------------------------------------------
+
+CALL = AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "1"}])
+RESULT = ToolMessage("3", tool_call_id="1")
+
+
+@pytest.mark.parametrize(
+    ("messages", "recalls"),
+    [
+        ([SystemMessage(QUESTION)], True),
+        ([SystemMessage("Be brief."), SystemMessage(QUESTION)], True),
+        ([ChatMessage(role="developer", content=QUESTION)], True),
+        ([HumanMessage("Hello"), AIMessage("Hello"), SystemMessage("Now sum up.")], True),
+        ([SystemMessage(QUESTION), CALL, RESULT], True),
+        ([CALL, RESULT], False),
+        ([RESULT], False),
+    ],
+    ids=[
+        "instructions",
+        "two of them",
+        "a developer's",
+        "instructions last",
+        "instructions and a result",
+        "a call and a result",
+        "a result alone",
+    ],
+)
+def test_instructions_and_results_alone_are_answered(
+    model: ChatInferScale, engine: WatchedEngine, messages: list[Any], recalls: bool
+) -> None:
+    answer = model.invoke(messages, ADA)
+    assert answer.content
+    assert bool(answer.response_metadata["memories"]) is recalls
+    assert ChatInferScale(engine=engine, max_tokens=4).invoke(messages).content
+    assert asyncio.run(model.ainvoke(messages, ADA)).content == answer.content
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "empty"),
+        ([SystemMessage(" ")], "empty"),
+        ([HumanMessage("")], "empty"),
+        ([HumanMessage("Hello"), AIMessage("Hello")], "nobody answers"),
+    ],
+    ids=["nothing", "blank instructions", "a blank question", "an answer last"],
+)
+def test_where_nothing_is_asked_an_error_says_so(
+    model: ChatInferScale, engine: WatchedEngine, messages: list[Any], words: str
+) -> None:
+    for each in (model, ChatInferScale(engine=engine)):
+        with pytest.raises(PromptError, match=words):
+            each.invoke(messages, ADA)

@@ -196,6 +196,70 @@ def test_labels_langgraph_forbids_are_refused_in_batches_too(store: InferScaleSt
         store.batch([PutOp(("memories.ada",), "1", {})])
 
 
+# -- filters -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scored(store: InferScaleStore) -> InferScaleStore:
+    for key, value in (
+        ("low", {"score": 3, "day": "2024-05-01", "meta": {"kind": "a"}}),
+        ("high", {"score": 7.5, "day": "2024-06-01", "meta": {"kind": "b"}, "meta.kind": "literal"}),
+        ("text", {"score": "6", "day": None, "meta": {"kind": "a", "deep": {"n": 1}}}),
+        ("none", {"meta": "flat"}),
+        ("odd", {"score": [9], "day": 5}),
+        ("huge", {"score": 10**400}),
+    ):
+        store.put(ADA, key, value)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ({"score": {"$gt": 5}}, {"high", "text", "huge"}),
+        ({"score": {"$gte": 3, "$lt": 7.5}}, {"low", "text"}),
+        ({"score": {"$lte": "6"}}, {"low", "text"}),
+        ({"score": {"$ne": 3}}, {"high", "text", "none", "odd", "huge"}),
+        ({"score": {"$gt": float("nan")}}, set()),
+        ({"day": {"$gt": "2024-05-15"}}, {"high"}),
+        ({"meta.kind": "a"}, {"low", "text"}),
+        ({"meta.kind": "literal"}, {"high"}),
+        ({"meta.kind": "b"}, set()),
+        ({"meta.deep.n": {"$gte": 1}}, {"text"}),
+        ({"meta": {"deep": {"n": {"$gte": 1}}}}, {"text"}),
+        ({"missing": None}, {"low", "high", "text", "none", "odd", "huge"}),
+    ],
+    ids=str,
+)
+def test_items_without_a_field_or_of_another_kind_do_not_match_and_break_no_search(
+    scored: InferScaleStore, condition: dict[str, Any], found: set[str]
+) -> None:
+    assert {item.key for item in scored.search(ADA, filter=condition)} == found
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({"$or": [{"score": 1}, {"score": 2}]}, r"\$or"),
+        ({"$and": [{"score": 1}]}, r"\$and"),
+        ({"$not": {"score": 1}}, r"\$not"),
+        ({"score": {"$in": [1, 2]}}, r"no operator '\$in'"),
+        ({"score": {"$gt": 1, "lt": 2}}, "no operator 'lt'"),
+        ({"meta": {"deep": {"$like": "a"}}}, r"no operator '\$like'"),
+        ({"score": {"$gt": None}}, "a number or a text"),
+        ({"score": {"$lt": [1]}}, "a number or a text"),
+        ({5: 1}, "is no text"),
+        (["score"], "dictionary"),
+    ],
+    ids=str,
+)
+def test_a_filter_that_cannot_be_is_an_error_whatever_is_stored(
+    store: InferScaleStore, condition: Any, words: str
+) -> None:
+    with pytest.raises(StoreError, match=words):
+        store.search(ADA, filter=condition)
+
+
 # -- time to live ------------------------------------------------------------------------------------------------
 
 

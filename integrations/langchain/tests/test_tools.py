@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from enum import Enum
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -13,7 +14,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 from langchain_inferscale import ChatInferScale
 from langchain_inferscale.messages import chunk, generation
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from inferscale_memory import Reply, ReplyChunk, ToolCall
 from inferscale_memory.errors import ConfigurationError
@@ -264,3 +265,66 @@ def test_a_tool_with_an_odd_name_and_definitions_can_be_forced(bare: ChatInferSc
     [call] = answer.tool_calls
     assert call["name"] == "maps/find"
     assert set(call["args"].values()) <= {"Porto", "Oslo"}
+
+
+# -- schemas that are no object ----------------------------------------------------------------------------------
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Grades(RootModel[list[Literal[1, 2]]]):
+    """Grades."""
+
+
+COLORS = {"title": "color", "enum": ["red", "blue"]}
+PAIRS = {
+    "title": "pair",
+    "type": "array",
+    "items": {"type": "boolean"},
+    "minItems": 2,
+    "maxItems": 2,
+}
+EITHER = {"title": "either", "anyOf": [{"const": 4}, {"type": "object", "properties": {"a": {"const": 1}},
+          "required": ["a"], "additionalProperties": False}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_a_schema_that_is_no_object_is_kept(bare: ChatInferScale, method: Any) -> None:
+    def said(schema: Any) -> Any:
+        return bare.with_structured_output(schema, method=method).invoke("Well?")
+
+    with pytest.raises(ConfigurationError, match="its type"):
+        said({"title": "nothing"})
+    assert said(COLORS) in ("red", "blue")
+    assert said({"enum": ["red"]}) == "red"
+    assert [type(one) for one in said(PAIRS)] == [bool, bool]
+    assert said(EITHER) in (4, {"a": 1})
+    assert set(said(Grades).root) <= {1, 2}
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+@pytest.mark.parametrize(
+    "schema", [Color, None, {}, "Color", 5, int, list[int], Literal["a"]], ids=str
+)
+def test_what_is_no_schema_is_refused_when_it_is_made(
+    bare: ChatInferScale, method: Any, schema: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"schema|enum|tool"):
+        bare.with_structured_output(schema, method=method)
+
+
+@pytest.mark.parametrize("schema", [COLORS, PAIRS, Grades, Color], ids=str)
+def test_a_tool_has_named_arguments(bare: ChatInferScale, schema: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"object|enum"):
+        bare.bind_tools([schema])
+    with pytest.raises(ConfigurationError, match=r"object|enum"):
+        bare.with_structured_output(schema, method="function_calling")
+
+
+@pytest.mark.parametrize("tools", [None, 5, "weather", [None], [5], [{"type": "function"}], [{}], [{"a": 1}]], ids=str)
+def test_what_is_no_tool_is_refused(bare: ChatInferScale, tools: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"tool"):
+        bare.bind_tools(tools)

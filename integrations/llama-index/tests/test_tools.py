@@ -256,3 +256,23 @@ class TestAnAgent:
 
 async def _run(agent: FunctionAgent, message: str, memory: Any) -> Any:
     return await agent.run(message, memory=memory)
+
+
+def test_what_is_no_pydantic_class_is_refused_by_name(llm: InferScaleLLM) -> None:
+    class Color(Enum):
+        RED = "red"
+
+    prompt = PromptTemplate("{question}")
+    for schema in (Color, list[int], None, {"type": "array"}):
+        with pytest.raises(ConfigurationError, match="pydantic class"):
+            llm.structured_predict(schema, prompt, question=QUESTION)  # type: ignore[type-var]
+        with pytest.raises(ConfigurationError, match="pydantic class"):
+            list(llm.stream_structured_predict(schema, prompt, question=QUESTION))  # type: ignore[type-var]
+
+
+def test_a_root_model_is_kept(llm: InferScaleLLM) -> None:
+    class Grades(RootModel[list[Literal[1, 2]]]):
+        """Grades."""
+
+    found = llm.structured_predict(Grades, PromptTemplate("{question}"), {"max_tokens": 80}, question=QUESTION)
+    assert set(found.root) <= {1, 2}

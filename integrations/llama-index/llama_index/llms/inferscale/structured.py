@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from inferscale_memory.arguments import refusal
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
@@ -129,7 +130,13 @@ class SchemaLLM(FunctionCallingLLM):
 
 def schema_of(output_cls: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of a class. Objects have the fields they name and no others: a model may otherwise make up
-    fields without end."""
+    fields without end.
+
+    Raises:
+        ConfigurationError: anything but a pydantic class.
+    """
+    if not (isinstance(output_cls, type) and issubclass(output_cls, BaseModel)):
+        raise refusal("output_cls", output_cls, "a pydantic class; for an enum or a list, one with a field of it")
     closed: dict[str, Any] = _closed(deepcopy(output_cls.model_json_schema()))
     return closed
 
