@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum
 from typing import Any, Literal
 
 import pytest
 from inferscale_memory import Memory, ToolCall
-from inferscale_memory.errors import PromptError
+from inferscale_memory.errors import ConfigurationError, PromptError
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel
@@ -16,6 +17,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from llama_index.core.workflow import Context
+from pydantic import RootModel
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.messages import is_readable, to_answer
