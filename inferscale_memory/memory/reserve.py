@@ -13,8 +13,10 @@ from inferscale_memory.errors import StoreError
 BYTES = 2 << 20
 _NAME = "reserve"
 _SPARE = 8
-"""The reserve is only kept where the disk has so many times as much room: it is for a disk that fills up, not for one
+"""It is first taken where the disk has so many times as much room besides: it is for a disk that fills up, not for one
 that is full."""
+_LITTLE = 128 << 10
+"""It is taken again where so many bytes are left besides."""
 
 
 class Reserve:
@@ -23,10 +25,10 @@ class Reserve:
     def __init__(self, folder: Path) -> None:
         self._file = folder / _NAME
 
-    def keep(self) -> None:
-        """Take the room, if there is plenty."""
+    def keep(self, besides: int = _SPARE * BYTES) -> None:
+        """Take the room, if there is so much besides."""
         with suppress(OSError):
-            if self._file.exists() or shutil.disk_usage(self._file.parent).free < _SPARE * BYTES:
+            if self._file.exists() or shutil.disk_usage(self._file.parent).free < BYTES + besides:
                 return
             with self._file.open("xb") as file:
                 if hasattr(os, "posix_fallocate"):
@@ -34,11 +36,13 @@ class Reserve:
                 else:
                     file.write(bytes(BYTES))
 
-    def give(self) -> None:
-        """Give the room back, if there is hardly any besides it."""
+    def give(self) -> bool:
+        """Give the room back, if there is hardly any besides it; whether that was done."""
         with suppress(OSError):
-            if shutil.disk_usage(self._file.parent).free < BYTES:
-                self._file.unlink(missing_ok=True)
+            if self._file.exists() and shutil.disk_usage(self._file.parent).free < BYTES:
+                self._file.unlink()
+                return True
+        return False
 
     def check(self) -> None:
         """Raises StoreError where nothing more is to be stored: what is left of the disk is for deleting."""
@@ -52,8 +56,8 @@ class Reserve:
     @contextmanager
     def given(self) -> Iterator[None]:
         """The room is there for what happens within the block."""
-        self.give()
+        given = self.give()
         try:
             yield
         finally:
-            self.keep()
+            self.keep(_LITTLE if given else _SPARE * BYTES)  # or somebody else takes it
