@@ -38,8 +38,8 @@ for user, text in [("maya", "I am allergic to walnuts."), ("omar", "I never eat 
 app.close()
 app.vector_store.client.close()  # mem0 leaves its embedded Qdrant locked
 
-(folder / "mem0.json").write_text(json.dumps(old))
-(folder / "ours.json").write_text(json.dumps(new))
+(folder / "mem0.json").write_text(json.dumps(old), encoding="utf-8")
+(folder / "ours.json").write_text(json.dumps(new), encoding="utf-8")
 between = ["--from", str(folder / "mem0.json"), "--to", str(folder / "ours.json")]
 for arguments in (["migrate", *between, "--dry-run"], ["migrate", *between]):
     print(f"$ inferscale {' '.join(arguments[:1] + arguments[5:])}", flush=True)

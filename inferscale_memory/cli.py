@@ -8,10 +8,12 @@ Subcommands are imported when they are called, so that `inferscale fetch` does n
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 
 from inferscale_memory.errors import InferScaleError
 
@@ -32,6 +34,7 @@ _PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `inferscale ARGV` and returns its exit status."""
+    _degrade()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments and arguments[0] in _PROGRAMS:
@@ -43,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("inferscale: interrupted", file=sys.stderr)
         return 130
+
+
+def _degrade() -> None:
+    """What a terminal cannot show is escaped, and what is no text on the input is replaced: neither ends the program.
+    A locale without an encoding of its own says nothing about what is typed: that is UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, TextIOWrapper):
+        plain = codecs.lookup(sys.stdin.encoding).name == "ascii"
+        sys.stdin.reconfigure(encoding="utf-8" if plain else None, errors="replace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"by the engine's operators {row['operators_ms']:6.2f} ms ({row['operators_ratio']:4.2f}x)"
         )
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

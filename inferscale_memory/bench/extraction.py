@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
     Console(width=120).print(table)
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

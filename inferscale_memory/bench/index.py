@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part, numbers in found.items():
         print(f"{part:8s}" + "   ".join(f"{name} {value:,.4g}" for name, value in numbers.items()))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

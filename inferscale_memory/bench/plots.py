@@ -117,7 +117,8 @@ def _save(figure: Any, rows: Sequence[Row], folder: Path, name: str, columns: Se
         f"<title>{escape(name)}</title>"
         "<style>body{font:14px sans-serif;margin:2em}td,th{padding:2px 10px;text-align:right}"
         "td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#f4f4f4}</style>"
-        f"{svg[svg.index('<svg') :]}<table><tr>{head}</tr>\n{body}</table>\n"
+        f"{svg[svg.index('<svg') :]}<table><tr>{head}</tr>\n{body}</table>\n",
+        encoding="utf-8",
     )
 
 

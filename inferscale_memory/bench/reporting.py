@@ -64,7 +64,7 @@ def write(options: argparse.Namespace, report: Mapping[str, Any]) -> None:
     """The report as JSON, where `--json` asks for it."""
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _said(value: Any) -> str:

@@ -24,7 +24,7 @@ def known(home: Path) -> bytes:
     text = os.environ.get(VARIABLE, "")
     path = home / "secret"
     if not text and path.is_file():
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     return _digest(text)
 
 
@@ -42,8 +42,8 @@ def _digest(text: str) -> bytes:
 def _kept(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(token_hex(32))
     except FileExistsError:
         pass
-    return path.read_text().strip()
+    return path.read_text(encoding="utf-8").strip()

@@ -78,7 +78,8 @@ def main(argv: Sequence[str] = ()) -> int:
     screen.answers(console, rows)
     screen.times(console, rows, copy_s)
     if options.json:
-        options.json.write_text(json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n")
+        written = json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n"
+        options.json.write_text(written, encoding="utf-8")
     return 0
 
 

@@ -22,6 +22,7 @@ from inferscale_memory.memory import Memory
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.migrate.copy import Counts, Step, copy
+from inferscale_memory.migrate.reembed import Reembedded
 from inferscale_memory.migrate.source import Source
 
 T = TypeVar("T")
@@ -32,7 +33,14 @@ _NOT_NEEDED = ("llm", "reranker")
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything is there, 1 when something is not."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.reembed is not None:
+        if options.source is not None or options.target is not None:
+            parser.error("--reembed takes neither --from nor --to")
+        return _reembed(options.reembed, options.batch, dry=options.dry_run)
+    if options.source is None or options.target is None:
+        parser.error("pass --from and --to, or --reembed")
     there, here = _read(options.source), _read(options.target)
     with closing(_opened(options.source, lambda: Source(there))) as source:
         if options.dry_run:
@@ -49,6 +57,28 @@ def main(argv: Sequence[str]) -> int:
                     "it goes on where it was"
                 ) from error
     return _told(counts)
+
+
+def _reembed(path: Path, batch: int, *, dry: bool) -> int:
+    work = _opened(path, lambda: Reembedded(_needed(_read(path))))
+    total = work.count()
+    if dry:
+        print(f"{total} vectors of facts and entities. Nothing was written.")
+        return _unless_empty(total)
+    with _progress(total, "Embedding") as step:
+        try:
+            done, model = work.run(batch=batch, step=step)
+        except InferScaleError:
+            raise
+        except Exception as error:  # whatever embedders raise
+            raise MigrationError(
+                f"embedding failed ({type(error).__name__}: {error}): mend that and run the same command again; it "
+                "goes on where it was"
+            ) from error
+    print(
+        f"{done} of {total} vectors of facts and entities were made by {model}; it had made the others before."
+    )
+    return _unless_empty(total)
 
 
 def _counted(source: Source) -> int:
@@ -101,14 +131,20 @@ def _unless_empty(facts: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "inferscale migrate",
-        description="Copy the facts of a mem0 memory into another. It may be interrupted and run again, any number "
-        "of times. Close both memories first.",
+        description="Copy the facts of a mem0 memory into another, or embed those of one anew. It may be interrupted "
+        "and run again, any number of times. Close the memories first.",
     )
     for name, dest, text in (
         ("--from", "source", "mem0's configuration of the memory that is read, as JSON"),
         ("--to", "target", "configuration of the memory that is written; ours or mem0's"),
     ):
-        parser.add_argument(name, dest=dest, metavar="CONFIG.json", type=Path, required=True, help=text)
+        parser.add_argument(name, dest=dest, metavar="CONFIG.json", type=Path, help=text)
+    parser.add_argument(
+        "--reembed",
+        metavar="CONFIG.json",
+        type=Path,
+        help="make all vectors of this memory anew, by the embedder that its configuration names",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="count what would be copied, and write nothing"
     )
@@ -169,9 +205,9 @@ def _open(path: Path, target: Mapping[str, Any]) -> Iterator[Memory]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Step]:
+def _progress(total: int, what: str = "Migrating") -> Iterator[Step]:
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("Migrating", total=total)
+        task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)

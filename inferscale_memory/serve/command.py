@@ -208,7 +208,7 @@ def _say_how(url: str, host: str, home: Path) -> None:
 def _is_kept(home: Path) -> bool:
     """Whether the secret is the one under `home`, where clients of this user look for it."""
     path = home / "secret"
-    return path.is_file() and path.read_text().strip() == os.environ.get(secret.VARIABLE)
+    return path.is_file() and path.read_text(encoding="utf-8").strip() == os.environ.get(secret.VARIABLE)
 
 
 def _reachable(host: str) -> str:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE, run
+from subprocess import run
 
 import pytest
 
@@ -99,8 +99,7 @@ def test_a_home_that_cannot_be_written_is_no_reason_for_the_import_to_fail(
         done = run(
             [sys.executable, "-c", program, str(tmp_path / "writable")],
             env=environment,
-            stdout=PIPE,
-            stderr=PIPE,
+            capture_output=True,
             text=True,
         )
     assert done.stdout.splitlines() == ["I own a horse"], done.stderr

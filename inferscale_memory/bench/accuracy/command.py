@@ -61,7 +61,7 @@ def main(argv: Sequence[str] = ()) -> int:
     _show(found)
     if options.json:
         report = {"rows": found, "categories": by_category, "costs": log.costs(), "about": _about(options)}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.plots:
         from inferscale_memory.bench.plots import quality_against_ttft
 
@@ -80,7 +80,7 @@ class Log:
         self.records: list[dict[str, Any]] = []
         self.verdicts: dict[tuple[str, str], float] = {}
         self._costs: dict[str, list[float]] = {}
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         if not lines:
             self._write({"about": dict(about)})
             return
@@ -128,7 +128,7 @@ class Log:
             self.records.append(record)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
 
