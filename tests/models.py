@@ -105,6 +105,23 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = tuple(_FAMILIES)
 
+# Families that put positions elsewhere than into rotated keys, or not into every layer.
+_HEADS = {"num_key_value_heads": 4}
+_FAMILIES |= {
+    "opt": ("OPTConfig", {**_HEADS, "num_hidden_layers": 2, "ffn_dim": 192, "word_embed_proj_dim": 128}),
+    "gpt2": ("GPT2Config", {**_HEADS, "num_hidden_layers": 2, "n_inner": 192}),
+    "bloom": ("BloomConfig", {**_HEADS, "num_hidden_layers": 2}),
+    "exaone4": (
+        "Exaone4Config",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 64,
+            "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
+            "rope_parameters": _rope(),
+        },
+    ),
+}
+
 
 def tiny_model(family: str, folder: Path, dtype: str = "float32", **overrides: Any) -> Path:
     """Write a random model of `family`, with tokenizer and chat template, into `folder`; returns `folder`.

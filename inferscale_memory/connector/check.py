@@ -1,24 +1,30 @@
-"""The start-up check: on the first real step, prove on this very engine that blobs can work.
+"""The start-up check: on a real step, prove on this very engine that blobs can work.
 
-For every attention layer of that step: (1) a pattern written through the backend's own cache update must change what
-attention reads; (2) the step's own keys, caught before rotation, rotated and written by the code that will inject
-blobs, must give the layer's output again. Layouts and kernels change between releases of the engine; whatever does
-not pass is refused, and everything is served as text.
+The step holds a prompt that begins with one token again and again (`positions.repeated_slots`). For every attention
+layer: (1) a pattern written through the backend's own cache update must change what attention reads; (2) the step's
+own keys, caught before rotation, rotated and written by the code that will inject blobs, must give the layer's output
+again; (3) the repeated token's key, caught at one position and moved to another, must be the key that the model itself
+computed there. Layouts and kernels change between releases of the engine; whatever does not pass is refused, and
+everything is served as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inferscale_memory.connector.compose import Composer, unsupported_rotary
 
-MIN_TOKENS = 2
-"""Tokens a step must have to prove anything: attention over one token ignores its key."""
-
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+NOISE = {torch.float32: 1e-2}
+"""How far the values of a repeated token may lie apart, relative to their size: 0.25 in half precision, where rounding
+adds up over the layers."""
+UNEXPLAINED = 0.4
+"""Largest part of a key's way between two positions that our rotation may leave unexplained: a missing or doubled
+rotation leaves all of it."""
 
 
 class Noise:
@@ -64,16 +70,25 @@ class StartupCheck:
         return [self._seen[number][0] for number in range(len(self._layers))]
 
     def verdict(
-        self, composer: Composer, positions: torch.Tensor, slots: torch.Tensor, metadata: Any
+        self,
+        composer: Composer,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        run: torch.Tensor,
+        metadata: Any,
     ) -> str | None:
         """Why blobs cannot be used with this model and backend; None when they can.
 
         Args:
             positions, slots: of the step's tokens, [tokens].
+            run: which of these tokens are one token repeated from the beginning of its prompt.
             metadata: the step's attention metadata by layer name.
         """
         if len(self._calls) < len(self._layers):
             return "an attention layer is not called in a way that can be followed"
+        problem = self._judge_moves(composer, positions, run)
+        if problem is not None:
+            return problem
         rotated = composer.rotate(
             torch.stack([self._seen[n][1] for n in range(len(self._layers))]), positions
         )
@@ -81,6 +96,33 @@ class StartupCheck:
             problem = self._judge(composer, number, layer, rotated[number], slots, metadata)
             if problem is not None:
                 return f"layer {layer.layer_name}: {problem}"
+        return None
+
+    def _judge_moves(self, composer: Composer, positions: torch.Tensor, run: torch.Tensor) -> str | None:
+        """Move the repeated token's keys half of its run further, where the model computed them as well."""
+        half = len(run) // 2
+        here, there = run[:half], run[half : 2 * half]
+        moved = composer.rotate(
+            torch.stack([self._seen[n][1][here] for n in range(len(self._layers))]), positions[there]
+        )
+        layers = list(enumerate(self._layers))
+        if any(getattr(layer.impl, "sinks", None) is not None for _, layer in layers):
+            # A sink takes a share of attention that shrinks with the prompt: only the first layer sees equal states.
+            layers = layers[:1]
+        for number, layer in layers:
+            (_, key, value), _ = self._calls[number]
+            key, value = (part.view(-1, layer.num_kv_heads, layer.head_size).float() for part in (key, value))
+            # Values have no position: what lies between them is rounding, in the keys as well.
+            noise = _typical(value[there] - value[here]) / max(_typical(value[there]), 1e-9)
+            if noise > NOISE.get(moved.dtype, 0.25):
+                return f"layer {layer.layer_name}: its values depend on the position"
+            bound = (TOLERANCE.get(moved.dtype, 2e-2) + 3 * noise) * _typical(key[there])
+            way, left = _typical(key[there] - key[here]), _typical(key[there] - moved[number].float())
+            if left > max(UNEXPLAINED * way, bound):
+                return (
+                    f"layer {layer.layer_name}: a key that was moved is not the one computed at that position: it "
+                    f"differs by {left:.2g}, and both positions by {way:.2g}"
+                )
         return None
 
     def _judge(
@@ -143,6 +185,29 @@ def unsupported_layers(layers: Sequence[Any]) -> str | None:
     return None
 
 
-def unsupported_rotations(rotations: Sequence[Any | None]) -> str | None:
-    """The first rotary module that cannot be re-rotated, if any."""
-    return next((reason for reason in map(unsupported_rotary, rotations) if reason), None)
+def unsupported_rotations(
+    rotations: Sequence[Any | None], layers: Sequence[Any], without_position: Callable[[Any], bool]
+) -> str | None:
+    """Why keys of these layers cannot be moved, if they cannot.
+
+    Args:
+        rotations: for each layer the rotary module that was seen at work, or None.
+        without_position: whether the model says that a layer has no position.
+    """
+    for module, layer in zip(rotations, layers, strict=True):
+        if module is not None:
+            problem = unsupported_rotary(module)
+            if problem is not None:
+                return problem
+        elif not without_position(layer):
+            return (
+                f"no rotary embedding was seen at work before layer {layer.layer_name}, and the model's configuration "
+                "does not say that the layer has no position: it may have learned positions, or rotate keys where "
+                "that cannot be followed"
+            )
+    return None
+
+
+def _typical(vectors: torch.Tensor) -> float:
+    """Median length of vectors [tokens, kv_heads, head_dim]: an expert's router may tip over at a token or two."""
+    return float(vectors.flatten(1).norm(dim=1).median())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from inferscale_memory.connector import secret
-from inferscale_memory.connector.metadata import Orders, Report
+from inferscale_memory.connector.metadata import Orders, Report, Slots
+from inferscale_memory.connector.positions import repeated_slots, without_position
 from inferscale_memory.connector.scheduler import SchedulerSide
 from inferscale_memory.connector.worker import WorkerSide
 from inferscale_memory.engine.fingerprint import model_fingerprint
@@ -69,7 +71,8 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         # A failed load must be recomputed, and the user need not know: vLLM reads this after the constructor.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         rows = _tier_rows(vllm_config)
-        block_size = _block_size(vllm_config, kv_cache_config)
+        self._block_size = block_size = _block_size(vllm_config, kv_cache_config)
+        self._checked = False  # whether the workers have made their start-up check
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -83,7 +86,14 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 ahead=_loads_ahead(vllm_config, kv_cache_config),
             )
         else:
-            self._worker = WorkerSide(rows, vllm_config.model_config.dtype, block_size, _rotary_modules)
+            config = vllm_config.model_config.hf_text_config
+            self._worker = WorkerSide(
+                rows,
+                vllm_config.model_config.dtype,
+                block_size,
+                _rotary_modules,
+                partial(without_position, config),
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -120,13 +130,14 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         orders = side.build(
             scheduler_output.num_scheduled_tokens, lambda name: state.resolve_block_ids(name)[0]
         )
-        return StepMetadata(orders)
+        return StepMetadata(replace(orders, repeated=self._evidence(scheduler_output)))
 
     def update_connector_output(self, connector_output: Any) -> None:
         side = self._scheduler
         assert side is not None
         meta = connector_output.kv_connector_worker_meta
         report = meta.report if isinstance(meta, StepReport) else None
+        self._checked |= report is not None and report.status is not None
         self._guarded(None, lambda: side.observe(report))
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:
             manager = self._kv_cache_manager
@@ -190,6 +201,13 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return StepReport(report) if report is not None else None
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _evidence(self, scheduler_output: Any) -> Slots | None:
+        """What the workers' start-up check needs, until they have made it."""
+        if self._checked:
+            return None
+        new, scheduled = scheduler_output.scheduled_new_reqs, scheduler_output.num_scheduled_tokens
+        return self._guarded(None, lambda: repeated_slots(new, scheduled, self._block_size))
 
     def _guarded(self, fallback: T, call: Callable[[], T]) -> T:
         try:

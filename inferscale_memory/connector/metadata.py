@@ -53,11 +53,17 @@ class Capture:
 @dataclass(frozen=True, slots=True)
 class Orders:
     """Everything the worker side has to do in one step: moves first, captures in the forward, and loads before it
-    or, where no request of the step needs them, behind it."""
+    or, where no request of the step needs them, behind it.
+
+    Attributes:
+        repeated: slots of one token repeated from the beginning of its prompt: evidence for the start-up check, which
+            is made in this step unless it was made before. None where there is no such prompt, or no need.
+    """
 
     moves: Sequence[Move] = ()
     loads: Sequence[Load] = ()
     captures: Sequence[Capture] = ()
+    repeated: Slots | None = None
 
 
 @dataclass(slots=True)

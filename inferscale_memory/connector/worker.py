@@ -1,8 +1,11 @@
 """The worker side: obeys the orders of each step and reports. It decides nothing.
 
 A step on one rank: moves between tiers, the forward (with hooks where an encode is to be caught), and loads into the
-paged cache before it, or behind it where their requests wait; then a report. The first step that has tokens is also
-the start-up check.
+paged cache before it, or behind it where their requests wait; then a report. The first step that offers evidence is
+also the start-up check.
+
+All ranks run one step the same way, compiled or not: that is decided by the step's orders alone, which they share, and
+before anything that might fail on one of them.
 """
 
 from __future__ import annotations
@@ -17,12 +20,7 @@ import torch
 
 from inferscale_memory.connector import pages
 from inferscale_memory.connector.capture import Hooks, into_arena, rows_of
-from inferscale_memory.connector.check import (
-    MIN_TOKENS,
-    StartupCheck,
-    unsupported_layers,
-    unsupported_rotations,
-)
+from inferscale_memory.connector.check import StartupCheck, unsupported_layers, unsupported_rotations
 from inferscale_memory.connector.compose import Composer
 from inferscale_memory.connector.metadata import Load, Orders, Report
 from inferscale_memory.kv.arena import Arena, Shape
@@ -38,6 +36,7 @@ class WorkerSide:
         dtype: in which the model computes keys and values.
         block_size: slots of a block of the paged cache.
         rotaries: the model's rotary modules, asked for when layers are known.
+        without_position: whether the model says that an attention layer has no position.
     """
 
     def __init__(
@@ -46,11 +45,13 @@ class WorkerSide:
         dtype: torch.dtype,
         block_size: int,
         rotaries: Callable[[], Sequence[Any]],
+        without_position: Callable[[Any], bool],
     ) -> None:
         self._rows = rows
         self._dtype = dtype
         self._block_size = block_size
         self._find_rotaries = rotaries
+        self._without_position = without_position
         self._rotaries: Sequence[Any] = ()
         self._layers: list[Any] = []
         self.arenas: list[Arena] = []
@@ -90,6 +91,10 @@ class WorkerSide:
         """Take the step's orders; where something must be caught, stand ready and have the step run uncompiled."""
         self._orders = orders
         self._context = context
+        # No forward, or a graph that is replayed: nothing can be followed.
+        followed = context is not None and bool(context.attn_metadata)
+        if followed and (orders.captures or orders.repeated is not None):
+            context.skip_compiled = True
         try:
             self._move()
         except (
@@ -98,22 +103,24 @@ class WorkerSide:
             logger.exception("inferscale: moving blobs between tiers failed")
             self.composer = None
             self._settle(f"moving blobs between tiers failed ({error!r}); restart the engine")
-        try:
-            self._stand_ready(orders, context)
-        except Exception:  # without hooks the captures of this step are reported as lost
-            logger.exception("inferscale: a step cannot be followed")
+        if followed:
+            try:
+                self._stand_ready(orders, context)
+            except Exception:  # without hooks the captures of this step are reported as lost
+                logger.exception("inferscale: a step cannot be followed")
 
     def _stand_ready(self, orders: Orders, context: Any) -> None:
-        if context is None or not context.attn_metadata:  # nothing to follow: no forward, or a replayed graph
-            return
-        if not self._checked and self._may_check(context):
+        if not self._checked and orders.repeated is not None:
+            if not isinstance(context.slot_mapping, dict):
+                self._settle("its steps are split into micro-batches")
+                return
             self._check = StartupCheck(self._layers)
-            self._hook(context, lambda: self._real_rows(context), self._check.on_layer)
+            self._hook(lambda: self._real_rows(context), self._check.on_layer)
         elif orders.captures and self._checked and self.composer is not None:
             slots = np.concatenate([capture.slots for capture in orders.captures])
             rows = np.concatenate([capture.rows for capture in orders.captures])
             receive = into_arena(self.arenas[0], rows, self._modules)
-            self._hook(context, lambda: rows_of(slots, self._slot_mapping(context)), receive)
+            self._hook(lambda: rows_of(slots, self._slot_mapping(context)), receive)
 
     def load(self) -> None:
         """Write the step's compositions into the paged cache. A load that fails is reported, never raised."""
@@ -180,8 +187,7 @@ class WorkerSide:
 
     # -- captures -----------------------------------------------------------------------------------------------
 
-    def _hook(self, context: Any, select: Callable[[], torch.Tensor], receive: Any) -> None:
-        context.skip_compiled = True
+    def _hook(self, select: Callable[[], torch.Tensor], receive: Any) -> None:
         self._hooks = Hooks(self._layers, self._rotaries, select, receive)
         self._hooks.__enter__()
 
@@ -207,12 +213,6 @@ class WorkerSide:
 
     # -- the start-up check -------------------------------------------------------------------------------------
 
-    def _may_check(self, context: Any) -> bool:
-        if not isinstance(context.slot_mapping, dict):
-            self._settle("its steps are split into micro-batches")
-            return False
-        return len(self._real_rows(context)) >= MIN_TOKENS
-
     def _real_rows(self, context: Any) -> torch.Tensor:
         """Rows of the step that are tokens, not padding."""
         return torch.nonzero(self._slot_mapping(context) >= 0).flatten()
@@ -227,18 +227,20 @@ class WorkerSide:
             self._report.lost[capture.piece[0]] = "the engine was still in its start-up check; encode again"
 
     def _examine(self, check: StartupCheck, hooks: Hooks | None) -> str | None:
+        assert self._orders.repeated is not None, "the check runs in a step that was ordered for it"
         if hooks is None or hooks.problem is not None:
             return hooks.problem if hooks is not None else "no hooks"
         if len(hooks.fired) != len(self._layers):
             return f"only {len(hooks.fired)} of {len(self._layers)} attention layers could be followed"
-        problem = unsupported_rotations(check.rotations)
+        problem = unsupported_rotations(check.rotations, self._layers, self._without_position)
         if problem is not None:
             return problem
         composer = Composer(self.arenas[0], self._layers, check.rotations)
         rows = self._real_rows(self._context)
         slots = self._slot_mapping(self._context)[rows]
         positions = hooks.positions if hooks.positions is not None else torch.zeros_like(slots)
-        problem = check.verdict(composer, positions, slots, self._context.attn_metadata)
+        run = rows_of(self._orders.repeated, slots)
+        problem = check.verdict(composer, positions, slots, run, self._context.attn_metadata)
         if problem is None:
             composer.direct = pages.prove(self.arenas[0], self._layers, self._block_size)
             self.composer = composer

@@ -27,7 +27,7 @@ from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
 CHECK_TOKENS = 32
-"""Length of the request at start-up on which the connector proves itself."""
+"""Length of the request at start-up on which the connector proves itself: one token over half of it, then others."""
 START_UP = "start-up"
 """Owner of that request."""
 
@@ -132,9 +132,14 @@ class Asking(ABC):
         return reply
 
     async def _introduce(self, ids: Sequence[int]) -> dict[str, Any]:
-        """What the connector says of itself. It proves itself on the first request with as many tokens."""
-        self.fingerprint, self.unsupported = "", None
-        return await self._control(Probe(START_UP), ids, self._salt(START_UP), tokens=2)
+        """What the connector says of itself. It proves itself on a prompt such as this request has.
+
+        Args:
+            ids: various tokens of the model; half of CHECK_TOKENS are used.
+        """
+        prompt = [ids[0]] * (CHECK_TOKENS // 2) + [*ids[: CHECK_TOKENS // 2]]
+        # A salt of its own: what is in the prefix cache is not computed, and would prove nothing.
+        return await self._control(Probe(START_UP), prompt, self._salt(START_UP, uuid4().hex), tokens=2)
 
     # -- prompts ------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from secrets import token_hex
 from typing import Any, TypeVar
 
 from inferscale_memory.connector import protocol
-from inferscale_memory.connector.protocol import Outcome, Probe
-from inferscale_memory.engine.asking import CHECK_TOKENS, START_UP, Asking, completion
+from inferscale_memory.connector.protocol import Outcome
+from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
 from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
 from inferscale_memory.engine.wire import Wire
 from inferscale_memory.errors import ConfigurationError, EngineError
@@ -38,7 +38,8 @@ class Told:
         model: name to ask for.
         root: where the server has it from: a folder, or a name at a hub.
         connected: whether our connector is there.
-        fingerprint, unsupported, max_model_len, some_token: as `Asking` has them.
+        fingerprint, unsupported, max_model_len: as `Asking` has them.
+        greeting: token ids with which the server is met, and met again when it was started anew.
     """
 
     model: str
@@ -47,7 +48,7 @@ class Told:
     fingerprint: str
     unsupported: str | None
     max_model_len: int
-    some_token: int
+    greeting: tuple[int, ...]
 
 
 async def meet(wire: Wire, url: str, model: str | None, secret: bytes) -> Told:
@@ -69,22 +70,20 @@ async def meet(wire: Wire, url: str, model: str | None, secret: bytes) -> Told:
     name = own if model is None else model
     if name not in cards:
         raise ConfigurationError(f"{url} has no model {name!r}: pass one of {', '.join(map(repr, cards))}")
-    told = Told(name, str(cards[name].get("root") or name), False, "", None, length, 0)
+    told = Told(name, str(cards[name].get("root") or name), False, "", None, length, (0,))
     served = Served(secret, wire, url, told)
-    ids = await served.tokenize(GREETING * CHECK_TOKENS)
-    reply = await served._introduce(ids[:CHECK_TOKENS])
+    ids = tuple((await served.tokenize(GREETING * CHECK_TOKENS))[:CHECK_TOKENS])
+    reply = await served._introduce(ids)
     if "fingerprint" in reply:
         # Blobs of an adapter have salts that a client cannot know.
         adapter = "its LoRA adapters are served as text" if cards[name].get("parent") else None
-        return Told(
-            name, told.root, True, reply["fingerprint"], reply["unsupported"] or adapter, length, ids[0]
-        )
+        return Told(name, told.root, True, reply["fingerprint"], reply["unsupported"] or adapter, length, ids)
     if reply:
         raise EngineError(_wrong_secret(url, reply))
     # Not a connector's, but it names what is served all the same.
     named = blake2b("\0".join((url, name, told.root)).encode(), digest_size=16).hexdigest()
     reason = f"the server at {url} does not run our connector: start it with `inferscale serve`"
-    return Told(name, told.root, False, named, reason, length, ids[0])
+    return Told(name, told.root, False, named, reason, length, ids)
 
 
 class Served(Asking):
@@ -99,7 +98,7 @@ class Served(Asking):
         self.unsupported = told.unsupported
         self.connected = told.connected
         self.max_model_len = told.max_model_len
-        self.some_token = told.some_token
+        self.some_token = told.greeting[0]
 
     async def tokenize(self, text: str) -> list[int]:
         """The server's own token ids of `text`; special tokens are not added, and read where they stand."""
@@ -110,7 +109,8 @@ class Served(Asking):
         """Something was refused: is it still the server that was met? Raises EngineError if not."""
         if not self.told.connected:
             return
-        reply = await self._control(Probe(START_UP), [self.some_token], self._salt(START_UP))
+        # A connector that was started anew has to prove itself again.
+        reply = await self._introduce(self.told.greeting)
         if reply and "fingerprint" not in reply:
             raise EngineError(_wrong_secret(self._url, reply))
         if reply.get("fingerprint") != self.fingerprint:
