@@ -14,18 +14,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscale_memory.errors import StoreError
+from inferscale_memory.arguments import as_json
+from inferscale_memory.errors import ConfigurationError, StoreError
 
 Mask = NDArray[np.bool_] | None
 """Which rows match, `[rows]`; None is all of them."""
 
 WILDCARD = "*"
+"""As a value: any. As an id it is a name like any other, which a user may have chosen."""
+IDENTITIES = frozenset(("user_id", "agent_id", "run_id", "actor_id"))
+"""Keys whose values are names of somebody or something."""
 _LOGIC = {"AND": "AND", "$and": "AND", "OR": "OR", "$or": "OR", "NOT": "NOT", "$not": "NOT"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$")
 
@@ -144,7 +148,8 @@ def _tests(key: str, value: Any) -> list[Condition]:
     if isinstance(value, str) or not isinstance(value, Mapping):
         if isinstance(value, list | tuple | set | frozenset):
             return [Test(key, _in(key, list(value)))]
-        return [Test(key, _present if value == WILDCARD else _eq(key, value))]
+        wildcard = isinstance(value, str) and value == WILDCARD and key not in IDENTITIES
+        return [Test(key, _present if wildcard else _eq(key, value))]
     if not value:
         raise StoreError(f"the filter on {key!r} is empty: pass a value, or one of {_known()}")
     tests: list[Condition] = []
@@ -246,11 +251,16 @@ _OPERATORS: dict[str, Callable[[str, Any], Callable[[Any], bool]]] = {
 
 
 def _scalar(key: str, operand: Any) -> Any:
-    if isinstance(operand, str | int | float | None):
-        return operand
-    if isinstance(operand, Mapping | Sequence):
+    """An operand as it would be stored."""
+    try:
+        read = as_json(operand, f"the filter on {key!r}")
+    except ConfigurationError as error:
+        raise StoreError(str(error)) from error
+    if isinstance(read, list | dict):
         raise StoreError(f"the filter on {key!r} compares with a {type(operand).__name__}: pass one value")
-    return operand.isoformat() if isinstance(operand, date) else operand
+    if read != read:
+        raise StoreError(f"the filter on {key!r} compares with {operand!r}, which nothing is equal to: pass a number")
+    return read
 
 
 def _elements(value: Any) -> Sequence[Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscale_memory.errors import StoreError
+from inferscale_memory.arguments import as_json
+from inferscale_memory.errors import ConfigurationError, StoreError
 
 Payload = dict[str, Any]
 Floats = NDArray[np.float32]
@@ -83,10 +82,7 @@ def from_json(stored: bytes | memoryview) -> tuple[str, Payload]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, date | UUID):  # a datetime is a date
-        return value.isoformat() if isinstance(value, date) else str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    try:
+        return as_json(value, "the payload")
+    except ConfigurationError as error:
+        raise TypeError(str(error)) from error

@@ -45,7 +45,7 @@ def _values(filters: Mapping[str, Any], name: str) -> list[str] | None:
         condition = condition.get("eq", condition.get("in"))
     options = condition if isinstance(condition, list | tuple) else [condition]
     # An id that is no text is compared as what it is, which its owner's name does not tell.
-    texts = [option.strip() for option in options if isinstance(option, str) and option != "*"]
+    texts = [option.strip() for option in options if isinstance(option, str)]
     if len(texts) == len(options) and all(texts):
         return texts
     for key in ("AND", "$and"):

@@ -157,7 +157,9 @@ class Answers:
         )
         timings = Timings(prepared.search_s, prepared.compose_s, asked.before_s + completion.ttft_s)
         said = Said(completion.text) if prepared.calling is None else prepared.calling.said(completion.text)
-        return Reply(said.text, memories, prepared.dropped, completion, timings, said.calls)
+        return Reply(
+            said.text, memories, prepared.dropped, completion, timings, said.calls, prepared.left_out
+        )
 
     def _doubt(self, prompt: Prompt) -> None:
         """The engine has lost some of these blobs: ask it about them when they are next recalled."""

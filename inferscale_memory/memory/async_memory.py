@@ -17,6 +17,7 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.audit import Audit
+from inferscale_memory.memory.door import at_chat, at_face, at_update
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.instance import core_of
@@ -49,6 +50,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
     # -- writing ---------------------------------------------------------------------------------------------
 
     @accepts_old_calls
+    @at_face
     async def add(
         self,
         messages: Any,
@@ -80,10 +82,12 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
             llm=llm,
         )
 
+    @at_face
     async def retry_failed(self) -> dict[str, list[Any]]:
         """See `Memory.retry_failed`."""
         return await operations.retry_failed(_ASYNC, self)
 
+    @at_update
     async def update(
         self,
         memory_id: str,
@@ -95,10 +99,12 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         """See `Memory.update`."""
         return await operations.update(_ASYNC, self, memory_id, text, metadata, expiration_date, data)
 
+    @at_face
     async def delete(self, memory_id: str) -> Any:
         """See `Memory.delete`."""
         return await operations.change(_ASYNC, self, "delete", memory_id)
 
+    @at_face
     async def delete_all(
         self, user_id: str | None = None, agent_id: str | None = None, run_id: str | None = None
     ) -> Any:
@@ -106,26 +112,32 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         return await operations.delete_all(_ASYNC, self, ids)
 
+    @at_face
     async def reset(self) -> Any:
         """See `Memory.reset`."""
         return await operations.reset(_ASYNC, self)
 
+    @at_face
     async def expire(self) -> int:
         """See `Memory.expire`."""
         return await operations.expire(_ASYNC, self)
 
+    @at_face
     async def audit(self, text: str) -> Audit:
         """See `Memory.audit`."""
         return await operations.audit(_ASYNC, self, text)
 
+    @at_face
     async def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """See `Memory.flush`; `progress` is called in a thread."""
         await operations.flush(_ASYNC, self, progress, timeout)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    search = accepts_old_calls(mem0.AsyncMemory.search)
-    get_all = accepts_old_calls(mem0.AsyncMemory.get_all)
+    search = accepts_old_calls(at_face(mem0.AsyncMemory.search))
+    get_all = accepts_old_calls(at_face(mem0.AsyncMemory.get_all))
+    get = at_face(mem0.AsyncMemory.get)
+    history = at_face(mem0.AsyncMemory.history)
 
     @overload
     async def chat(
@@ -165,6 +177,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         tools: Sequence[Any] | None = ...,
         tool_choice: str | None = ...,
     ) -> AsyncIterator[ReplyChunk]: ...
+    @at_chat
     async def chat(
         self,
         messages: Messages,
@@ -203,6 +216,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         )
         return answer
 
+    @at_chat
     async def prepare(
         self,
         messages: Messages,

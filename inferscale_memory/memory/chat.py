@@ -21,6 +21,7 @@ from inferscale_memory.memory import operations
 from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.calling import Calling
+from inferscale_memory.memory.door import an, as_conversation, as_memories, checked
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.face import Face
@@ -36,6 +37,8 @@ from inferscale_memory.prompt.compose import check_fits
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
 
 _HERE, _THREADS = Direct(), Threads()
+_with_messages = checked(messages=as_conversation, memories=as_memories)
+_with_options = checked(options=an(SamplingOptions, "a SamplingOptions"))
 
 
 class Chat:
@@ -102,6 +105,7 @@ class Chat:
 
     # -- a turn ----------------------------------------------------------------------------------------------
 
+    @_with_messages
     def recall(
         self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
     ) -> list[dict[str, Any]]:
@@ -115,21 +119,25 @@ class Chat:
         """
         return run(self._recall(_HERE, messages, ids, k, filters))
 
+    @_with_messages
     async def arecall(
         self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
     ) -> list[dict[str, Any]]:
         """See `recall`."""
         return await self._recall(_THREADS, messages, ids, k, filters)
 
+    @checked(memories=as_memories)
     def stand(self, memories: Sequence[Result]) -> bool:
         """Whether all of `memories`, which `recall` gave, still are and say what they said. What is kept of one call
         for the next must be asked about, or what was forgotten in between comes back."""
         return run(self._stand(_HERE, memories))
 
+    @checked(memories=as_memories)
     async def astand(self, memories: Sequence[Result]) -> bool:
         """See `stand`."""
         return await self._stand(_THREADS, memories)
 
+    @_with_messages
     def prepare(
         self,
         messages: Messages,
@@ -153,6 +161,7 @@ class Chat:
         work = self._prepare(_HERE, messages, ids, memories, max_tokens, tools, tool_choice, search_s)
         return run(work)
 
+    @_with_messages
     async def aprepare(
         self,
         messages: Messages,
@@ -169,52 +178,62 @@ class Chat:
             _THREADS, messages, ids, memories, max_tokens, tools, tool_choice, search_s
         )
 
+    @_with_options
     def answer(
         self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
     ) -> Reply:
         """The engine's answer. With `inject=False` the very same prompt is prefilled as text."""
         return run(self._asks.answer(_HERE, prepared, options, inject=inject, called=_called(prepared)))
 
+    @_with_options
     async def aanswer(
         self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
     ) -> Reply:
         """See `answer`."""
         return await self._asks.answer(_THREADS, prepared, options, inject=inject, called=_called(prepared))
 
+    @_with_options
     def stream(
         self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
     ) -> Iterator[ReplyChunk]:
         """The same, piece by piece; the last piece carries the reply. What may become a tool call is held back."""
         return self._asks.stream(prepared, options, inject=inject, called=_called(prepared))
 
+    @_with_options
     def astream(
         self, prepared: Prepared, options: SamplingOptions = DEFAULT_OPTIONS, *, inject: bool = True
     ) -> AsyncIterator[ReplyChunk]:
         """See `stream`; for `async for`."""
         return self._asks.astream(prepared, options, inject=inject, called=_called(prepared))
 
+    @_with_messages
     def remember(self, messages: Messages, ids: Ids, **options: Any) -> Any:
         """The memory's `add`: what was said becomes facts. Raises ConfigurationError without a memory."""
         return run(self._remember(_HERE, messages, ids, options))
 
+    @_with_messages
     async def aremember(self, messages: Messages, ids: Ids, **options: Any) -> Any:
         """See `remember`."""
         return await self._remember(_THREADS, messages, ids, options)
 
+    @checked()
     def forget(self, memory_ids: Sequence[str]) -> None:
         """The memory's `delete` for each of them: when it returns they are gone everywhere. Ids that are not there
         any more are passed over. Raises ConfigurationError without a memory."""
         run(self._forget(_HERE, memory_ids))
 
+    @checked()
     async def aforget(self, memory_ids: Sequence[str]) -> None:
         """See `forget`."""
         await self._forget(_THREADS, memory_ids)
 
+    @checked()
     def version(self, ids: Ids) -> str:
         """A digest of all that a question of this scope could recall now: what a cache of answers must know them
         by. It reads every fact of the scope."""
         return run(self._version(_HERE, ids))
 
+    @checked()
     async def aversion(self, ids: Ids) -> str:
         """See `version`."""
         return await self._version(_THREADS, ids)

@@ -8,17 +8,22 @@ local.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
 from mem0.configs.base import MemoryConfig
+from mem0.configs.embeddings.base import BaseEmbedderConfig
+from mem0.configs.llms.base import BaseLlmConfig
 from mem0.embeddings.configs import EmbedderConfig
 from mem0.llms.configs import LlmConfig
-from mem0.utils.factory import EmbedderFactory, VectorStoreFactory
+from mem0.utils.factory import EmbedderFactory, LlmFactory, VectorStoreFactory
 from mem0.vector_stores.configs import VectorStoreConfig
+from pydantic import BaseModel
 
+from inferscale_memory.arguments import as_count, as_mapping, check_keys, refusal
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.index.config import StoreConfig
 from inferscale_memory.memory.engines import LazyEngine
@@ -35,6 +40,8 @@ _IN_PROCESS_STORES = ("qdrant", "faiss", "chroma")
 _FACTS = "facts.sqlite"
 _PLACES = ("host", "url", "client", "path")
 _BLOBS = ("device_bytes", "host_bytes")
+_OURS = ("engine", "injection", "folder", "blobs")
+_PARTS = ("vector_store", "llm", "embedder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +71,18 @@ class Settings:
 
         Raises ConfigurationError, and pydantic's ValidationError for mem0's part.
         """
+        if isinstance(config, list | tuple | set | frozenset | str | bytes | int | float | Path):
+            raise refusal("the configuration", config, "mem0's dictionary or its MemoryConfig")
         mine = config is None or isinstance(config, Mapping)
-        options = current_options(config) if isinstance(config, Mapping) else {}
+        options = _known(current_options(as_mapping(config, "the configuration"))) if config and mine else {}
         engine = options.pop("engine", None) if engine is None else engine
         chosen = engine is not None
         engine = _with_blobs(engine, options.pop("blobs", None))
         how = Injection.read(options.pop("injection", None) if injection is None else injection)
-        where = Path(options.pop("folder", None) or home()) if folder is None else Path(folder)
-        where = where.expanduser().absolute()
+        folder = options.pop("folder", None) if folder is None else folder
+        if not isinstance(folder, str | Path | None):
+            raise refusal("folder", folder, "the path of a folder")
+        where = Path(folder or home()).expanduser().absolute()
         own_llm = not mine or _provider(options.get("llm")) not in (None, PROVIDER)
         lazy = LazyEngine(
             engine, chosen=chosen, eager=chosen or not own_llm, heading=how.heading, default_system=how.system
@@ -87,14 +98,45 @@ class Settings:
         return cls(mem0, lazy, how, where, own_history)
 
 
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """`options`, none of which is misspelt: mem0 and pydantic pass over what they do not know."""
+    check_keys(options, (*MemoryConfig.model_fields, *_OURS), "the configuration")
+    for name, part in options.items():
+        if name not in _PARTS or part is None or isinstance(part, BaseModel):
+            continue
+        if not isinstance(part, Mapping):
+            raise refusal(name, part, 'a dictionary such as {"provider": ..., "config": {...}}')
+        check_keys(as_mapping(part, name), ("provider", "config"), name)
+        config = part.get("config")
+        if isinstance(config, Mapping) and (known := _options_of(name, part.get("provider"))):
+            check_keys(as_mapping(config, f"{name}.config"), known, f"{name}.config")
+    return options
+
+
+def _options_of(part: str, provider: Any) -> Collection[str]:
+    """What the `config` of a part may have; nothing where only its provider knows."""
+    if part == "embedder":
+        return _parameters(BaseEmbedderConfig)
+    if part == "llm":
+        if provider in (None, PROVIDER):
+            return _parameters(BaseLlmConfig)
+        if isinstance(provider, str) and provider in LlmFactory.provider_to_class:
+            return _parameters(LlmFactory.provider_to_class[provider][1])
+    return ()
+
+
+def _parameters(config: Any) -> Collection[str]:
+    """The keywords that a class of mem0's is made with; nothing where it takes any."""
+    taken = signature(config).parameters
+    return () if any(one.kind is one.VAR_KEYWORD for one in taken.values()) else list(taken)
+
+
 def _with_blobs(engine: Any, blobs: Any) -> Any:
     """`engine` with the budgets that `blobs` names: bytes for blobs on the device and in host memory."""
     if blobs is None:
         return engine
-    if not isinstance(blobs, Mapping) or not set(blobs) <= set(_BLOBS):
-        raise ConfigurationError(f"blobs is {blobs!r}: pass a dict of {' and '.join(_BLOBS)}, in bytes")
-    if any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in blobs.values()):
-        raise ConfigurationError(f"blobs is {blobs!r}: pass whole numbers of bytes")
+    check_keys(as_mapping(blobs, "blobs"), _BLOBS, "blobs")
+    blobs = {name: as_count(size, f"blobs[{name!r}]") for name, size in blobs.items()}
     if engine is not None and not isinstance(engine, Mapping):
         raise ConfigurationError("blobs belong to the engine: it is made already, give them to it")
     return {**(engine or {}), "blobs": dict(blobs)}

@@ -15,18 +15,22 @@ from mem0.configs.base import MemoryConfig
 from mem0.memory.main import Memory as Mem0sMemory
 from mem0.vector_stores.base import VectorStoreBase
 
+from inferscale_memory.arguments import refusal
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.journal import FailedAdd
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.core import Core
+from inferscale_memory.memory.door import at_face
+from inferscale_memory.memory.filters import conjunction
 from inferscale_memory.memory.heard import heard
 from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind
 from inferscale_memory.memory.past import Past
+from inferscale_memory.memory.recall import checked_scope
 from inferscale_memory.memory.scope import Scope
 
 Session = TypeVar("Session")
@@ -91,7 +95,9 @@ class Face(Generic[Session]):
     @classmethod
     def from_config(cls, config_dict: Mapping[str, Any]) -> Self:
         """A memory from mem0's configuration dictionary, with `engine`, `injection` and `folder` added at
-        will."""
+        will; an empty one makes a local memory."""
+        if config_dict is None:  # an empty YAML file, say
+            raise refusal("config_dict", config_dict, "a dictionary; an empty one makes a local memory")
         return cls(config_dict)
 
     # -- the stores, as mem0 is to see them ------------------------------------------------------------------
@@ -152,6 +158,12 @@ class Face(Generic[Session]):
     def llm(self, llm: Any) -> None:
         self.__dict__["llm"] = llm
 
+    def _process_metadata_filters(self, metadata_filters: Any) -> Any:
+        # mem0's own tests call this with stand-ins for an instance.
+        kind = self._kind.mem0 if issubclass(type(self), Face) else Mem0sMemory
+        read = partial(kind._process_metadata_filters, self)
+        return read(metadata_filters) if core_of(self) is None else conjunction(metadata_filters, read)
+
     # -- what needs no waiting -------------------------------------------------------------------------------
 
     @property
@@ -160,6 +172,7 @@ class Face(Generic[Session]):
         serves."""
         return operations.behind(self).engine.get()
 
+    @at_face
     def session(
         self,
         *,
@@ -175,14 +188,20 @@ class Face(Generic[Session]):
         is newly recalled as text, or is composed anew, with what is recalled now injected before the conversation.
 
         Args:
+            user_id, agent_id, run_id: whose memories; at least one.
+            k, filters: as in `chat`, for every turn.
             system: the app's own system text.
             sticky: always go on while that is possible: then every memory that was recalled stays in the prompt.
+
+        Raises:
+            ConfigurationError: no id, or an argument that cannot be taken.
         """
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+        checked_scope(ids)
         core = operations.behind(self)
-        search = partial(operations.search, self._kind, self, ids=ids, filters=filters)
+        search = partial(operations.search, self._kind, self, ids=ids)
         session: Session = self._session(
-            core, self._kind.wait, search, Scope.of(ids), k=k, system=system, sticky=sticky
+            core, self._kind.wait, search, Scope.of(ids), k=k, filters=filters, system=system, sticky=sticky
         )
         return session
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.arguments import (
+    as_count,
+    as_mapping,
+    as_number,
+    as_text,
+    as_words,
+    check_keys,
+    refusal,
+)
 from inferscale_memory.memory.order import ORDERS
 from inferscale_memory.memory.scope import IDS
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
@@ -56,18 +64,21 @@ class Injection:
 
     def __post_init__(self) -> None:
         for name in ("k", "neighbours", "w", "whole", "tokens", "text_last"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigurationError(f"injection.{name} is {value!r}: pass a whole number from 0")
-        if not isinstance(self.pinned, str) or self.pinned in IDS:
-            raise ConfigurationError(f"injection.pinned is {self.pinned!r}: pass the name of a metadata key")
+            self._settle(name, as_count(getattr(self, name), f"injection.{name}"))
+        for name in ("pinned", "heading", "system", "order"):
+            self._settle(name, as_text(getattr(self, name), f"injection.{name}"))
+        if self.pinned in IDS:
+            raise refusal("injection.pinned", self.pinned, "the name of a metadata key")
         if self.order not in ORDERS:
-            raise ConfigurationError(f"injection.order is {self.order!r}: pass one of {', '.join(ORDERS)}")
-        gap = self.session_gap
-        if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= _LONGEST_GAP:
-            raise ConfigurationError(
-                f"injection.session_gap is {gap!r}: pass seconds, up to {_LONGEST_GAP:g}"
-            )
+            raise refusal("injection.order", self.order, f"one of {', '.join(ORDERS)}")
+        as_words(self.heading, "injection.heading")
+        gap = as_number(self.session_gap, "injection.session_gap", least=0, most=_LONGEST_GAP)
+        if not gap:
+            raise refusal("injection.session_gap", self.session_gap, "more than 0 seconds")
+        self._settle("session_gap", gap)
+
+    def _settle(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def in_company(self) -> bool:
@@ -79,8 +90,6 @@ class Injection:
         """Raises ConfigurationError on an option that does not exist."""
         if options is None or isinstance(options, Injection):
             return options or cls()
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise ConfigurationError(f"injection has no {', '.join(unknown)}: it knows {', '.join(known)}")
-        return cls(**options)
+        given = as_mapping(options, "injection")
+        check_keys(given, [field.name for field in fields(cls)], "injection")
+        return cls(**given)

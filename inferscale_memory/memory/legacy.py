@@ -13,6 +13,9 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
+from inferscale_memory.arguments import optional, refusal
+from inferscale_memory.memory.door import as_scope_id
+from inferscale_memory.memory.filters import as_filters
 from inferscale_memory.memory.instance import core_of
 from inferscale_memory.memory.legacy_options import warn
 from inferscale_memory.memory.scope import IDS
@@ -108,8 +111,8 @@ def _read(name: str, form: OldForm, args: tuple[Any, ...], options: dict[str, An
     for word in form.gone:
         options.pop(word, None)
     wants = options.pop("output_format", "v1.1") or "v1.1"
-    if wants not in _SHAPES:
-        raise ValueError(f"output_format is {wants!r}: mem0 knew {' and '.join(_SHAPES)}")
+    if not isinstance(wants, str) or wants not in _SHAPES:
+        raise refusal("output_format", wants, " or ".join(_SHAPES))
     call.shape = _SHAPES[wants]
     if form.limit is not None:
         _move_limit(name, form, options)
@@ -137,10 +140,10 @@ def _move_limit(name: str, form: OldForm, options: dict[str, Any]) -> None:
 
 def _move_ids(name: str, options: dict[str, Any]) -> None:
     ids = {word: options.pop(word) for word in IDS if word in options}
-    ids = {word: value for word, value in ids.items() if value is not None}
+    ids = {word: as_scope_id(value, word) for word, value in ids.items() if value is not None}
     if not ids:
         return
-    filters = dict(options.get("filters") or {})
+    filters = optional(as_filters)(options.get("filters"), "filters") or {}
     for word, value in ids.items():
         if filters.get(word, value) != value:
             raise ValueError(

@@ -16,6 +16,7 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.audit import Audit
+from inferscale_memory.memory.door import at_chat, at_face, at_update
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
 from inferscale_memory.memory.legacy import accepts_old_calls
@@ -41,6 +42,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
     # -- writing ---------------------------------------------------------------------------------------------
 
     @accepts_old_calls
+    @at_face
     def add(
         self,
         messages: Any,
@@ -85,6 +87,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
             )
         )
 
+    @at_face
     def retry_failed(self) -> dict[str, list[Any]]:
         """Make every call of `failed_adds` again, with the options it had; system messages are not kept. Those
         that fail once more stay.
@@ -94,6 +97,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         """
         return run(operations.retry_failed(_SYNC, self))
 
+    @at_update
     def update(
         self,
         memory_id: str,
@@ -106,6 +110,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         it. The old words are gone everywhere when it returns; in the history None stands for them."""
         return run(operations.update(_SYNC, self, memory_id, text, metadata, expiration_date, data))
 
+    @at_face
     def delete(self, memory_id: str) -> Any:
         """mem0's `delete`. When it returns the text is gone from every file: vector, index, entities, turns,
         messages, history (whose events stay, with None for the text), and free pages. The engine forgets the
@@ -113,6 +118,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         """
         return run(operations.change(_SYNC, self, "delete", memory_id))
 
+    @at_face
     def delete_all(
         self, user_id: str | None = None, agent_id: str | None = None, run_id: str | None = None
     ) -> Any:
@@ -121,10 +127,12 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         return run(operations.delete_all(_SYNC, self, ids))
 
+    @at_face
     def reset(self) -> Any:
         """mem0's `reset`: everything is forgotten, in the engine too."""
         return run(operations.reset(_SYNC, self))
 
+    @at_face
     def expire(self) -> int:
         """Delete every memory whose `expiration_date` has passed, as `delete` does; how many they were.
 
@@ -133,12 +141,14 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         """
         return run(operations.expire(_SYNC, self))
 
+    @at_face
     def audit(self, text: str) -> Audit:
         """Where `text` is still to be found, word for word: in the bytes of every file of this memory, free pages
-        and logs included, and in blobs that the engine holds. It reads all of them. Raises ValueError on an
-        empty text."""
+        and logs included, and in blobs that the engine holds. It reads all of them. Raises
+        ConfigurationError on a text without words."""
         return run(operations.audit(_SYNC, self, text))
 
+    @at_face
     def flush(self, progress: Progress | None = None, *, timeout: float | None = None) -> None:
         """Wait until every fact written so far is encoded. Where nothing has asked for an engine (mem0's own
         functions with an LLM of their own do not) nothing is, and nothing waits.
@@ -155,8 +165,10 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    search = accepts_old_calls(mem0.Memory.search)
-    get_all = accepts_old_calls(mem0.Memory.get_all)
+    search = accepts_old_calls(at_face(mem0.Memory.search))
+    get_all = accepts_old_calls(at_face(mem0.Memory.get_all))
+    get = at_face(mem0.Memory.get)
+    history = at_face(mem0.Memory.history)
 
     @overload
     def chat(
@@ -196,6 +208,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         tools: Sequence[Any] | None = ...,
         tool_choice: str | None = ...,
     ) -> Iterator[ReplyChunk]: ...
+    @at_chat
     def chat(
         self,
         messages: Messages,
@@ -258,6 +271,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         )
         return answer
 
+    @at_chat
     def prepare(
         self,
         messages: Messages,

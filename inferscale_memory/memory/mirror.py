@@ -1,8 +1,9 @@
 """The one way in: a decorator around mem0's vector store that sees every write of a fact.
 
-mem0 writes facts nowhere else, whichever of its paths it takes. The decorator must change nothing mem0 can
-see: it forwards every attribute, has a keyword search only where the store has one, and is wrapped around
-real stores only. Stores that lie in this process are called by one thread at a time: mem0's are not safe otherwise.
+mem0 writes facts nowhere else, whichever of its paths it takes. The decorator changes nothing that mem0 can see: it
+forwards every attribute, has a keyword search only where the store has one, and is wrapped around real stores only.
+Filters pass through it too, and their ids become literal: several stores take an id of "*" for a wildcard. Stores that
+lie in this process are called by one thread at a time: mem0's are not safe otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.memory.expiry import living
+from inferscale_memory.memory.filters import literal
 from inferscale_memory.memory.rows import ids_in, rows_of
 
 Payload = Mapping[str, Any]
@@ -244,12 +246,14 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             return self._inner.create_col(*args, **options)
 
     def search(self, *args: Any, **options: Any) -> Any:
+        args, options = _literally(args, options, place=3)
         with self._lock:
             found = self._inner.search(*args, **options)
         self._mirror.shown([(str(row.id), getattr(row, "payload", None) or {}) for row in rows_of(found)])
         return living(found)
 
     def search_batch(self, *args: Any, **options: Any) -> Any:
+        args, options = _literally(args, options, place=3)
         with self._lock:
             return self._inner.search_batch(*args, **options)
 
@@ -258,6 +262,7 @@ class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
             return self._inner.get(*args, **options)
 
     def list(self, *args: Any, **options: Any) -> Any:
+        args, options = _literally(args, options, place=0)
         with self._lock:
             found = self._inner.list(*args, **options)
         return living(found)
@@ -275,5 +280,17 @@ class _KeywordStore(MirroredStore):
     """Where the store has a keyword search of its own: mem0 asks the class."""
 
     def keyword_search(self, *args: Any, **options: Any) -> Any:
+        args, options = _literally(args, options, place=2)
         with self._lock:
             return self._inner.keyword_search(*args, **options)
+
+
+def _literally(
+    args: tuple[Any, ...], options: dict[str, Any], *, place: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with literal ids in its filters, which may stand at `place`."""
+    if "filters" in options:
+        return args, {**options, "filters": literal(options["filters"])}
+    if len(args) > place:
+        return (*args[:place], literal(args[place]), *args[place + 1 :]), options
+    return args, options

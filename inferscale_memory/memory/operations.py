@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +22,7 @@ from mem0.exceptions import ValidationError as Mem0ValidationError
 from mem0.memory.main import _UNSET, _build_filters_and_metadata, _normalize_expiration_date
 from mem0.memory.storage import SQLiteManager
 
+from inferscale_memory.arguments import as_json, refusal
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import ConfigurationError, InferScaleError, StoreError
 from inferscale_memory.index.collection import Collection
@@ -40,6 +43,7 @@ from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import read_date
 from inferscale_memory.memory.writing import call_under_way
+from inferscale_memory.prompt import Message
 from inferscale_memory.sqlite import is_full, trouble
 
 Ids = Mapping[str, str | None]
@@ -83,8 +87,10 @@ async def add(
         )
     when = _moment(timestamp)
     metadata, mem0s_own["expiration_date"] = _lasting(metadata, mem0s_own.get("expiration_date"))
+    if not mem0s_own.get("infer"):
+        messages = _worded(messages)
     turns = []
-    if isinstance(messages, str | dict | list):  # mem0 refuses what is none
+    if isinstance(messages, str | list):  # mem0 refuses what is none
         _build_filters_and_metadata(**ids)  # refuses a bad scope before anything is logged
         turns = new_turns(messages, metadata, when)
     if when is not None:
@@ -324,19 +330,18 @@ async def chat(
     called = perf_counter()
     options = replace(options or SamplingOptions(), max_tokens=max_tokens)
     if session is not None:
-        settled = {
-            **ids,
+        _refuse_other(session, memory, ids)
+        how = {
             "k": k,
+            "inject": inject,
             "filters": filters,
+            "options": options,
             "memories": memories,
             "tools": tools,
             "tool_choice": tool_choice,
         }
-        _refuse_settled(settled)
-        text = question(conversation(messages))
-        if stream:
-            return session.stream(text, options=options, inject=inject)
-        return await kind.wait.result(session.chat(text, options=options, inject=inject))
+        said = _of_turn(conversation(messages))
+        return session.stream(said, **how) if stream else await kind.wait.result(session.chat(said, **how))
     prepared = await prepare(
         kind,
         memory,
@@ -355,14 +360,19 @@ async def chat(
     return await answers.answer(kind.wait, prepared, options, inject=inject, called=called)
 
 
-def _refuse_settled(arguments: Mapping[str, Any]) -> None:
-    """What a session has settled, or has no place for, is not passed over in silence."""
-    given = [name for name, value in arguments.items() if value is not None]
+def _refuse_other(session: Any, memory: Any, ids: Ids) -> None:
+    """A session of another memory, or ids beside one, which has its own."""
+    if not isinstance(session, memory._session) or not session.is_of(behind(memory)):
+        raise refusal("session", session, "what `session()` of this memory returned")
+    given = [name for name, value in ids.items() if value is not None]
     if given:
-        raise ConfigurationError(
-            f"a question of a session takes no {', '.join(given)}: give ids, k and filters to `session()`; with "
-            "memories or tools call `chat` without a session"
-        )
+        raise ConfigurationError(f"a question of a session takes no {', '.join(given)}: give ids to `session()`")
+
+
+def _of_turn(messages: Sequence[Message]) -> Messages:
+    """What is new to a session in `messages`: the question at their end, or the results of tools."""
+    results = list(takewhile(lambda message: message.get("role") == "tool", reversed(messages)))
+    return results[::-1] or question(messages)
 
 
 async def prepare(
@@ -499,13 +509,29 @@ def close_stores(memory: Any) -> None:
             store.client.close()
 
 
+def _worded(messages: Any) -> Any:
+    """Messages that are kept word for word, without the blank ones: they would become blank memories."""
+    if isinstance(messages, str):
+        return messages if messages.strip() else []
+    if not isinstance(messages, list):
+        return messages
+    return [message for message in messages if not _is_blank(message.get("content"))]
+
+
+def _is_blank(content: Any) -> bool:
+    return isinstance(content, str) and not content.strip()
+
+
 def _moment(timestamp: Any) -> Any:
-    """`timestamp` as a datetime. Raises ValueError when it is none: a wrong date would go unnoticed."""
-    if timestamp is None:
-        return None
-    when = read_date(timestamp)
+    """`timestamp` as a datetime. Raises ConfigurationError when it is none: a wrong date would go unnoticed."""
+    if timestamp is None or isinstance(timestamp, datetime):
+        return timestamp
+    expected = "a moment: a datetime, seconds since the epoch, or ISO text"
+    try:
+        read = as_json(timestamp, "timestamp")
+        when = None if isinstance(read, list | dict) else read_date(read)
+    except ConfigurationError as error:
+        raise refusal("timestamp", timestamp, expected) from error
     if when is None:
-        raise ValueError(
-            f"timestamp {timestamp!r} is no moment: pass a datetime, seconds since the epoch, or ISO text"
-        )
+        raise refusal("timestamp", timestamp, expected)
     return when

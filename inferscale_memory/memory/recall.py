@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from inferscale_memory.engine.base import Engine
-from inferscale_memory.errors import PromptError
+from inferscale_memory.errors import ConfigurationError, PromptError
 from inferscale_memory.journal import Journal
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.calling import Calling
@@ -54,10 +54,10 @@ def question(messages: Sequence[Message]) -> str:
 
 
 def checked_scope(ids: Mapping[str, Any]) -> Scope:
-    """The scope of `ids`. Raises ValueError when there is none, as mem0's `search` does."""
+    """The scope of `ids`. Raises ConfigurationError, a ValueError as mem0's `search` raises it, when there is none."""
     scope = Scope.of(ids)
     if not scope.ids:
-        raise ValueError(
+        raise ConfigurationError(
             "no scope: pass at least one of user_id, agent_id and run_id, so that it is clear whose memories are meant"
         )
     return scope
@@ -228,7 +228,7 @@ def _of_scope(results: Sequence[Result], scope: Scope) -> Sequence[Result]:
         checked_scope(scope.ids)
     for result in results:
         if not scope.covers(Scope.of(payload_of(result))):
-            raise ValueError(
+            raise ConfigurationError(
                 f"memory {result.get('id')!r} is not of {scope.key}: pass what `search` found for the same ids"
             )
     return results

@@ -51,6 +51,8 @@ class Prepared:
         memory_tokens: how many tokens the memories in the prompt have.
         shown: how each of `memories` is worded.
         continued: the prompt goes on from an earlier one, so no memory can be taken out of it.
+        left_out: how many of the oldest messages of a session are not in the prompt, because it has outgrown the
+            model's context.
     """
 
     prompt: Prompt
@@ -62,6 +64,7 @@ class Prepared:
     memory_tokens: int = 0
     shown: tuple[Shown, ...] = ()
     continued: bool = False
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Reply:
         dropped: those that were recalled and did not fit into the context.
         completion: what the engine reports: its whole answer, token counts, finish reason.
         tool_calls: the tools it asks for.
+        left_out: how many of the oldest messages of a session were not in the prompt, because it has outgrown the
+            model's context.
     """
 
     text: str
@@ -91,6 +96,7 @@ class Reply:
     completion: Completion
     timings: Timings
     tool_calls: tuple[ToolCall, ...] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

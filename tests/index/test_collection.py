@@ -219,7 +219,8 @@ def test_ids_of_a_scope_may_be_any_subset(facts: Collection) -> None:
         ({"agent_id": {"in": ["ada", "bot"]}}, "01235"),
         ({"AND": [{"user_id": "ada"}, {"run_id": "r1"}]}, "0"),
         ({"OR": [{"user_id": "ben"}, {"agent_id": "ada"}]}, "25"),
-        ({"NOT": [{"user_id": "*"}]}, "3456"),
+        ({"NOT": [{"user_id": "*"}]}, "0123456"),
+        ({"user_id": "*"}, ""),
         ({"user_id": "bot"}, ""),
         (None, "0123456"),
     ]:

@@ -64,15 +64,15 @@ def holds(condition: Payload, payload: Payload) -> bool:
             found = [holds(part, payload) for part in value]
             if not {"AND": all(found), "OR": any(found), "NOT": not any(found)}[logic]:
                 return False
-        elif not all(one(payload.get(key), name, operand) for name, operand in operators(value)):
+        elif not all(one(payload.get(key), name, operand) for name, operand in operators(key, value)):
             return False
     return True
 
 
-def operators(value: Any) -> list[tuple[str, Any]]:
+def operators(key: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return list(value.items())
-    if value == "*":
+    if value == "*" and key not in ("user_id", "agent_id"):
         return [("ne", None)]
     return [("in" if isinstance(value, list) else "eq", value)]
 

@@ -138,9 +138,9 @@ def test_options_for_the_engine_as_llm_are_handed_on() -> None:
     [
         ({"engine": {"provider": "llama.cpp"}}, "use vllm or transformers"),
         ({"engine": 7}, "pass an Engine"),
-        ({"injection": {"topk": 7}}, "has no topk"),
-        ({"injection": {"k": -1}}, "injection.k is -1"),
-        ({"injection": {"w": 1.5}}, "injection.w is 1.5"),
+        ({"injection": {"topk": 7}}, "has no 'topk'"),
+        ({"injection": {"k": -1}}, "injection.k must be"),
+        ({"injection": {"w": 1.5}}, "injection.w must be"),
     ],
 )
 def test_what_cannot_work_is_refused_early(config: dict[str, Any], says: str) -> None:

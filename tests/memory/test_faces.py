@@ -314,7 +314,7 @@ class TestErrors:
     def test_a_timestamp_is_taken_where_mem0_has_none(self, either: Settled) -> None:
         [added] = either.add("I like tea", **ADA, infer=False, timestamp=MAY)["results"]
         assert either.get(added["id"])["created_at"] == MAY
-        with pytest.raises(ValueError, match="is no moment"):
+        with pytest.raises(ValueError, match="timestamp must be a moment"):
             either.add("I like tea", **ADA, timestamp="whenever")
 
 

@@ -176,7 +176,7 @@ def test_values_are_not_in_the_warning(filled: Settled) -> None:
     [
         (lambda m: m.search("tea", user_id="ada", filters={"user_id": "ben"}), ValueError, "one user_id"),
         (lambda m: m.search("tea", filters=ADA, limit=1, top_k=2), ValueError, "pass top_k alone"),
-        (lambda m: m.search("tea", user_id="ada", output_format="v3"), ValueError, "v1.0 and v1.1"),
+        (lambda m: m.search("tea", user_id="ada", output_format="v3"), ValueError, "v1.0 or v1.1"),
         (lambda m: m.search("tea", "ada", user_id="ada"), TypeError, "multiple values"),
         (lambda m: m.get_all("ada", "x", "y", 1, {}), TypeError, "mem0's old order"),
         (lambda m: m.search("tea", user_id=None), ValueError, "filters must contain"),

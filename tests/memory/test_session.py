@@ -8,7 +8,8 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import PromptError
 from inferscale_memory.memory import ChatSession, Memory
 from inferscale_memory.memory.reply import Reply
-from inferscale_memory.memory.session import _turn_ids, _unended
+from inferscale_memory.memory.going_on import turn_ids
+from inferscale_memory.memory.session import _unended
 from inferscale_memory.prompt import Prompt, PromptTemplate
 from tests.memory.saying import ADA, injected, say, texts
 from tests.memory.watched import WatchedEngine
@@ -273,7 +274,7 @@ def test_a_model_without_a_chat_template_can_be_continued() -> None:
     bare = tiny_tokenizer().__class__(
         tokenizer_object=tiny_tokenizer().backend_tokenizer, eos_token="<|im_end|>"
     )
-    ids = _turn_ids(PromptTemplate(bare), "And then?")
+    ids = turn_ids(PromptTemplate(bare), "And then?")
     assert ids is not None
     assert bare.decode(ids) == "\nUser: And then?\nAssistant:"
 
@@ -284,6 +285,6 @@ def test_an_answer_that_ended_by_itself_is_ended_once() -> None:
     assert _unended((70, 71, end), special) == (70, 71)
     assert _unended((70, 71), special) == (70, 71)
     assert _unended((), special) == ()
-    turn = _turn_ids(PromptTemplate(tokenizer), "And then?")
+    turn = turn_ids(PromptTemplate(tokenizer), "And then?")
     assert turn is not None
     assert turn[0] == end

@@ -109,7 +109,7 @@ class TestDates:
         assert memory.get(fact)["created_at"] == "2024-05-12T10:00:00"
 
     def test_a_timestamp_that_is_none_is_refused(self, memory: Memory, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="no moment"):
+        with pytest.raises(ValueError, match="timestamp must be a moment"):
             memory.add("I moved", **ADA, infer=False, timestamp="the other day")
         assert turns(tmp_path) == []
 
