@@ -235,7 +235,7 @@ def optional(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 def _inside(name: str, key: object) -> str:
     """The name of an item of `name`; short, however deep it is."""
-    return name if len(name) > _SHOWN else f"{name}[{repaired(key) if isinstance(key, str) else key!r}]"
+    return name if len(name) > _SHOWN else f"{name}[{repaired(repr(key))}]"
 
 
 def _from_numpy(value: Any) -> Any:

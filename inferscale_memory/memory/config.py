@@ -71,9 +71,9 @@ class Settings:
 
         Raises ConfigurationError, and pydantic's ValidationError for mem0's part.
         """
-        if isinstance(config, list | tuple | set | frozenset | str | bytes | int | float | Path):
-            raise refusal("the configuration", config, "mem0's dictionary or its MemoryConfig")
         mine = config is None or isinstance(config, Mapping)
+        if not mine and not hasattr(config, "vector_store"):
+            raise refusal("the configuration", config, "mem0's dictionary or its MemoryConfig")
         options = _known(current_options(as_mapping(config, "the configuration"))) if config and mine else {}
         engine = options.pop("engine", None) if engine is None else engine
         chosen = engine is not None

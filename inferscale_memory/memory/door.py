@@ -40,7 +40,7 @@ Check = Callable[[Any, str], Any]
 
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _MOST = 2**31 - 1
-"""Of how many memories are asked for: stores count in C."""
+"""Of memories that are asked for, and of tokens: stores and engines count in C."""
 
 
 def checked(**own: Check) -> Callable[[F], F]:
@@ -203,13 +203,15 @@ def _k(value: Any, name: str) -> int:
     return min(as_count(value, name), _MOST)
 
 
+def as_room(value: Any, name: str) -> int:
+    """Most tokens of an answer."""
+    return min(as_count(value, name, least=1), _MOST)
+
+
 def _mem0s_count(value: Any, name: str) -> Any:
     """A count that mem0 checks, except for None and huge ones."""
-    if isinstance(value, bool | str | float):
-        return value
-    if value is not None and hasattr(value, "__index__") and int(value.__index__()) < 0:
-        return int(value.__index__())
-    return _k(value, name)
+    negative = isinstance(value, int) and value < 0
+    return value if negative or isinstance(value, bool | str | float) else _k(value, name)
 
 
 def _mem0s_threshold(value: Any, name: str) -> Any:
@@ -274,7 +276,7 @@ CHECKS: dict[str, Check] = {
     "k": optional(_k),
     "top_k": _mem0s_count,
     "threshold": _mem0s_threshold,
-    "max_tokens": lambda value, name: as_count(value, name, least=1),
+    "max_tokens": as_room,
     "options": optional(an(SamplingOptions, "a SamplingOptions")),
     "tools": optional(_tools),
     "tool_choice": optional(as_text),

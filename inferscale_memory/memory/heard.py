@@ -6,11 +6,15 @@ beyond refusing an answer mem0 would misread, and nothing at all outside of an `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from mem0.memory.utils import remove_code_blocks
+
+from inferscale_memory.arguments import as_plain, repaired
 from inferscale_memory.errors import ExtractionError, InferScaleError
 from inferscale_memory.memory.extraction import ExtractionLLMError, check_answer
 
@@ -82,8 +86,22 @@ class _Heard:
             answer = self._llm.generate_response(*args, **options)
             extracting = options.get("response_format") is not None  # mem0 asks for JSON then, and never else
             if extracting:
+                answer = _whole(answer)
                 self._attempt.texts += check_answer(answer)
         except Exception as error:
             self._attempt.failure = error
             raise
+        return answer
+
+
+def _whole(answer: Any) -> Any:
+    """An answer without half characters, which JSON may spell as escapes, and nothing can store."""
+    if not isinstance(answer, str):
+        return answer
+    answer = repaired(answer)
+    if "\\ud" not in answer.lower():
+        return answer
+    try:
+        return json.dumps(as_plain(json.loads(remove_code_blocks(answer)), "the answer"), ensure_ascii=False)
+    except (ValueError, RecursionError):  # no JSON: that is said elsewhere
         return answer

@@ -14,15 +14,14 @@ import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from inferscale_memory.arguments import as_count, optional
+from inferscale_memory.arguments import optional
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import ContextOverflowError
 from inferscale_memory.memory.core import Core
-from inferscale_memory.memory.door import as_conversation, checked
+from inferscale_memory.memory.door import as_conversation, as_room, checked
 from inferscale_memory.memory.going_on import fitting, tagged, turn_ids, with_memories
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
@@ -238,7 +237,7 @@ class Conversation:
         self._kept = _Kept(prepared, answer)
 
 
-_at_turn = checked(text=as_conversation, max_tokens=optional(partial(as_count, least=1)))
+_at_turn = checked(text=as_conversation, max_tokens=optional(as_room))
 
 
 class ChatSession(Conversation):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from inferscale_memory.arguments import as_plain, repaired
 from inferscale_memory.errors import PromptError
 from inferscale_memory.prompt.tools import CALL_BEGINS, CALL_ENDS, tool_names
 
@@ -182,13 +183,14 @@ def _call(body: str, tools: Tools) -> ToolCall:
 
 
 def _called(found: Mapping[str, Any], tools: Tools) -> ToolCall:
-    name = str(found["name"])
+    name = repaired(str(found["name"]))
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             return ToolCall(name, {}, error="its arguments are no JSON", raw=arguments)
+    arguments = as_plain(arguments, "arguments")  # escapes may spell half a character
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, error="its arguments are no object", raw=json.dumps(arguments))
     if name not in tool_names(tools):

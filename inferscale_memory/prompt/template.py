@@ -7,7 +7,6 @@ conversation must never get into the preamble, which may be shared between owner
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from inferscale_memory.arguments import as_plain, repaired
 from inferscale_memory.errors import PromptError
 from inferscale_memory.prompt.control import ControlTokens
 from inferscale_memory.prompt.tools import introduction, read_tools, spelled_out, with_read_arguments
@@ -284,10 +284,6 @@ def _mark(surroundings: str) -> str:
     return mark
 
 
-_HALF = re.compile("[\ud800-\udfff]")
-"""A lone surrogate: half of an emoji that was cut in two, or a byte that was no text."""
-
-
 def _flat(message: Message) -> dict[str, Any]:
     """A copy of the message with one string as content (or None, where the model only called tools)."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -300,11 +296,7 @@ def _flat(message: Message) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         kind = type(content).__name__
         raise PromptError(f"The content of a message is of type {kind}: pass text, or a list of text parts.")
-    if content is not None and _HALF.search(content):
-        raise PromptError(
-            "A message holds half a character, which no tokenizer reads: pass whole Unicode text."
-        )
-    return {**message, "content": content}
+    return {**as_plain(message, "a message"), "content": None if content is None else repaired(content)}
 
 
 def _part_text(part: Any) -> str:

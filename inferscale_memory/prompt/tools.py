@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inferscale_memory.arguments import as_json, as_mapping
 from inferscale_memory.errors import PromptError
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
@@ -31,8 +32,9 @@ def read_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
         PromptError: no name, a name twice, or parameters that are no JSON schema of an object.
     """
     read, names = [], set()
-    for tool in tools or ():
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    for offered in tools or ():
+        tool = as_json(offered, "a tool") if isinstance(offered, Mapping) else {}
+        function = tool.get("function", tool)
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
             raise PromptError(
@@ -78,6 +80,8 @@ def with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
     as text. Raises PromptError on calls of another shape."""
     if not message.get("tool_calls"):
         return message
+    if not isinstance(message["tool_calls"], list | tuple):
+        raise PromptError('Not tool calls: pass a list of {"function": {"name": ..., "arguments": ...}}.')
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -85,8 +89,9 @@ def with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
             raise PromptError('Not a tool call: pass each as {"function": {"name": ..., "arguments": ...}}.')
         arguments = function.get("arguments") or {}
         try:
-            read = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
-        except (TypeError, ValueError) as error:
+            read = json.loads(arguments) if isinstance(arguments, str) else arguments
+            read = as_json(as_mapping(read, "arguments"), "arguments")  # escapes may spell half a character
+        except (TypeError, ValueError, RecursionError) as error:
             raise PromptError(
                 f"The arguments of a call of {function['name']!r} are no JSON object ({error}): pass one."
             ) from error

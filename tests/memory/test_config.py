@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +146,30 @@ def test_options_for_the_engine_as_llm_are_handed_on() -> None:
 )
 def test_what_cannot_work_is_refused_early(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
+        Settings.read(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"injecton": {}}, "the configuration has no 'injecton': did you mean 'injection'?"),
+        ({"vector_stor": {}}, "did you mean 'vector_store'?"),
+        ({"zzz": 1}, "the configuration has no 'zzz': leave it out"),
+        ({"injection": {"neighbors": 2}}, "injection has no 'neighbors': did you mean 'neighbours'?"),
+        ({"llm": {"provder": "openai"}}, "llm has no 'provder': did you mean 'provider'?"),
+        ({"llm": {"provider": "openai", "config": {"temprature": 1}}}, "did you mean 'temperature'?"),
+        ({"llm": {"config": {"max_token": 1}}}, "llm.config has no 'max_token': did you mean 'max_tokens'?"),
+        ({"embedder": {"provider": "ollama", "config": {"modl": "m"}}}, "did you mean 'model'?"),
+        ({"vector_store": {"provider": "qdrant", "confg": {}}}, "did you mean 'config'?"),
+        ({"vector_store": "qdrant"}, "vector_store must be a dictionary such as"),
+        ({"blobs": {"disk_bytes": 1}}, "blobs has no 'disk_bytes'"),
+        ([], "the configuration must be mem0's dictionary"),
+        ("config.yaml", "the configuration must be mem0's dictionary"),
+        ({"folder": 5}, "folder must be the path of a folder, not 5"),
+    ],
+)
+def test_what_is_misspelt_is_named_with_what_was_probably_meant(config: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
         Settings.read(config)
 
 

@@ -1,4 +1,4 @@
-"""An id is a name that a user may have chosen: wherever it is passed it is literal or refused, and reaches nobody else."""
+"""An id is a name that a user may have chosen: wherever it is passed it is literal, or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:mem0 2 has no user_id=:Deprecati
 
 Call = Callable[[Settled, Any], Any]
 
-LITERAL = ["*", "%", "_", "a*", "?", "a&user_id=ben", "user_id=ben", "a%26", "'--", "ADA", "ad", "x" * 4000, 7, UUID(int=1)]
+LITERAL = ["*", "%", "_", "a*", "?", "a&user_id=ben", "user_id=ben", "a%26", "'--", "ADA", "ad", "x" * 4000]
+LITERAL += [7, UUID(int=1)]
 """Ids that are names like any other."""
 REFUSED = [
     True,
@@ -114,7 +115,8 @@ def test_what_is_no_name_is_refused_or_finds_nothing_in_every_call(filled: Settl
             except ValueError:  # mem0's, or ours, which is one too
                 continue
             operators = isinstance(who, dict | list | tuple | set) or (isinstance(who, str) and " and" in name)
-            assert " " in name and (operators or result == set()), (name, who, result)
+            assert " " in name, (name, who)
+            assert operators or result == set(), (name, who, result)
 
 
 @pytest.mark.parametrize("provider", STORES)
@@ -140,7 +142,7 @@ def test_add_takes_literal_ids_and_finds_them_again(either: Settled) -> None:
 
 def test_add_refuses_what_is_no_name_and_writes_nothing(either: Settled) -> None:
     for who in REFUSED:
-        with pytest.raises(ValueError, match="user_id|Invalid"):
+        with pytest.raises(ValueError, match=r"user_id|Invalid"):
             either.add("I like tea", user_id=who, infer=False)
     assert found(either.get_all(filters={"agent_id": "desk"})) == set()
 

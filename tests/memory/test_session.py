@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import PromptError
+from inferscale_memory.errors import ContextOverflowError, PromptError
 from inferscale_memory.memory import ChatSession, Memory
-from inferscale_memory.memory.reply import Reply
 from inferscale_memory.memory.going_on import turn_ids
+from inferscale_memory.memory.reply import Reply
 from inferscale_memory.memory.session import _unended
 from inferscale_memory.prompt import Prompt, PromptTemplate
 from tests.memory.saying import ADA, injected, say, texts
@@ -288,3 +288,70 @@ def test_an_answer_that_ended_by_itself_is_ended_once() -> None:
     turn = turn_ids(PromptTemplate(tokenizer), "And then?")
     assert turn is not None
     assert turn[0] == end
+
+
+def test_a_conversation_that_outgrows_the_context_lets_go_of_its_oldest_turns(
+    memory: Memory, engine: WatchedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    say(memory, "My cat is called Miso")
+    session = memory.session(**ADA, system="Answer in rhyme.")
+    long = "word " * (engine.max_model_len // 12)
+    replies = [session.chat(f"Question {number}? {long}", options=SHORT) for number in range(20)]
+    left_out = [reply.left_out for reply in replies]
+    assert left_out[0] == 0
+    assert left_out == sorted(left_out)
+    assert 0 < left_out[-1] < len(session.messages)
+    assert len(set(left_out)) < 15, "several turns are let go at once, so that the next can go on"
+    assert session._kept is not None
+    prompt = engine.tokenizer.decode(session._kept.prepared.prompt.ids)
+    assert "Answer in rhyme." in prompt
+    assert "Question 19?" in prompt
+    assert "Question 0?" not in prompt
+    assert [record.name for record in caplog.records if "outgrown" in record.message] == [
+        "inferscale_memory.memory.session"
+    ]
+    assert len(session.messages) == 41, "what was said stays in the log"
+
+
+def test_a_question_that_is_too_long_alone_is_still_refused_and_the_next_one_answered(
+    memory: Memory, engine: WatchedEngine
+) -> None:
+    session = memory.session(**ADA)
+    session.chat("What is my cat called?", options=SHORT)
+    with pytest.raises(ContextOverflowError):
+        session.chat("word " * engine.max_model_len, options=SHORT)
+    assert session.chat("And now?", options=SHORT).left_out == 0
+
+
+def test_a_turn_takes_the_options_of_chat(memory: Memory) -> None:
+    say(memory, "My cat is called Miso", "I live in Porto", "I like tea")
+    memory.add("I like cake", **ADA, metadata={"mood": "good"}, infer=False)
+    session = memory.session(**ADA, k=1)
+    assert len(session.chat("What is my cat called?", max_tokens=3).completion.token_ids) <= 3
+    session.recompose()
+    assert len(session.chat("Where do I live?", k=3, max_tokens=3).memories) == 3
+    session.recompose()
+    assert texts(session.chat("What?", filters={"mood": "good"}, max_tokens=3)) == ["I like cake"]
+    session.recompose()
+    found = memory.search("tea", filters=ADA, top_k=1, threshold=0.0)["results"]
+    assert texts(session.chat("What?", memories=found, max_tokens=3)) == [found[0]["memory"]]
+    *_, last = session.stream("What?", max_tokens=2, options=SHORT)
+    assert last.reply is not None
+    assert len(last.reply.completion.token_ids) <= 2
+    assert memory.chat("What?", session=session, k=0, max_tokens=1).completion
+
+
+def test_a_turn_may_call_a_tool_and_the_next_bring_its_result(memory: Memory, engine: WatchedEngine) -> None:
+    say(memory, "My cat is called Miso")
+    tools = [{"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}]
+    session = memory.session(**ADA)
+    reply = session.chat("What is my cat called?", tools=tools, tool_choice="look", max_tokens=60)
+    assert [call.name for call in reply.tool_calls] == ["look"]
+    assert session.messages[-1]["tool_calls"][0]["function"]["name"] == "look"
+    result = {"role": "tool", "content": "It is called Tofu.", "tool_call_id": reply.tool_calls[0].id}
+    session.chat([result], tools=tools, max_tokens=4)
+    assert session._kept is not None
+    assert "It is called Tofu." in engine.tokenizer.decode(session._kept.prepared.prompt.ids)
+    assert session.chat("And mine?", max_tokens=4).text is not None
+    roles = [message["role"] for message in session.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"]

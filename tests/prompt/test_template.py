@@ -1,4 +1,5 @@
 import functools
+import json
 import random
 import secrets
 from collections.abc import Sequence
@@ -574,8 +575,24 @@ def test_smollm2_reads_no_control_token_in_a_fact(smollm2: Any) -> None:
     assert not set(ids) & set(smollm2.added_tokens_decoder)
 
 
-def test_half_a_character_is_a_clear_error() -> None:
+def test_half_a_character_is_read_as_the_replacement_character() -> None:
     template = PromptTemplate(models.tiny_tokenizer())
-    with pytest.raises(PromptError, match="half a character"):
-        template.plain([{"role": "user", "content": "What is \ud83d?"}])
-    assert template.plain([{"role": "user", "content": "What is \U0001f600?"}])
+    half, replaced = (template.plain([{"role": "user", "content": f"What is {it}?"}]) for it in "\ud83d\ufffd")
+    assert half == replaced
+    whole = template.plain([{"role": "user", "content": "What is \ud83d\ude00?"}])
+    assert whole == template.plain([{"role": "user", "content": "What is \U0001f600?"}])
+
+
+def test_half_a_character_in_a_call_and_a_tool_is_replaced_too() -> None:
+    template = PromptTemplate(models.tiny_tokenizer())
+
+    def written(text: str) -> tuple[int, ...]:
+        call = {"id": "1", "function": {"name": "f", "arguments": json.dumps({text: text})}}
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": text, "tool_call_id": "1"},
+        ]
+        return template.plain(messages, tools=[{"name": "f", "description": text}])
+
+    assert written("\ud83d") == written("\ufffd")
