@@ -48,7 +48,7 @@ def test_a_fact_is_found_by_the_value_it_was_stored_with(open_face: OpenFace, pr
         assert memory.get(added["id"])["metadata"]["v"] == stored, name
         for condition in (value, stored, {"in": [value]}, {"eq": value}):
             filters = {**ADA, "v": condition}
-            if provider == "qdrant" and (isinstance(stored, float) or isinstance(condition, dict) and stored is True):
+            if provider == "qdrant" and (isinstance(stored, float) or (isinstance(condition, dict) and stored is True)):
                 continue  # it compares whole numbers and text, and booleans one at a time
             assert len(memory.search("tea", filters=filters, threshold=0.0)["results"]) == 1, (name, condition)
             assert len(memory.get_all(filters=filters)["results"]) == 1, (name, condition)
