@@ -72,8 +72,8 @@ def reembed(file: FactFile, model: str, embed: Embed, *, batch: int, step: Step 
                 for (at, body, id, payload), vector in zip(facts, vectors, strict=True):
                     anew = file._layout.pack(vector, to_json(id, payload))
                     db.execute("UPDATE facts SET body = ? WHERE place = ? AND body = ?", (anew, at, body))
-                owners = {(at >> SHIFT,) for at, *_ in facts}
-                db.executemany("UPDATE owners SET changes = changes + 1 WHERE number = ?", owners)
+                touched = {(at >> SHIFT,) for at, *_ in facts}
+                db.executemany("UPDATE owners SET changes = changes + 1 WHERE number = ?", touched)
                 file.embedded.advance(db, place)
         done += len(facts)
         step(len(rows))

@@ -17,6 +17,8 @@ from inferscale_memory.index.keywords import Keywords, words_of
 from inferscale_memory.index.records import Floats, Hit, OwnerChange, Payload, Row
 from inferscale_memory.index.searcher import Searcher, searcher, unit
 
+_MOST_UNUSED = 256
+"""So many values of a column that no row has are kept besides as many as it has rows."""
 _PER_ROW = 2_400
 """Bytes for a fact besides its vector, keyword index included: measured with payloads of mem0's size."""
 
@@ -37,15 +39,24 @@ class DictColumn:
     def append(self, value: Any) -> None:
         if self._rows == len(self._codes):
             self._codes = np.resize(self._codes, max(16, 2 * self._rows))
-        self._codes[self._rows] = self._code(value)
         self._rows += 1
+        self._codes[self._rows - 1] = self._code(value)
+        self._compact()
 
     def replace(self, row: int, value: Any) -> None:
         self._codes[row] = self._code(value)
+        self._compact()
 
     def remove(self, row: int) -> None:
         self._rows -= 1
         self._codes[row] = self._codes[self._rows]
+
+    def _compact(self) -> None:
+        """Drop values that no row has any more, once they are the most: times of updates are all different."""
+        if len(self.values) > 2 * self._rows + _MOST_UNUSED:
+            rows = [self.values[code] for code in self.codes.tolist()]
+            self.values, self._code_of = [], {}
+            self._codes = np.fromiter((self._code(value) for value in rows), np.int32, len(rows))
 
     def _code(self, value: Any) -> int:
         key = (type(value), repr(value) if isinstance(value, list | dict) else value)  # True is not 1

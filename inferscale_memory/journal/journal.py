@@ -25,6 +25,7 @@ from typing import Any
 from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn, instant
+from inferscale_memory.journal.retention import TRIMMED_EVERY, drop_empty, trim
 from inferscale_memory.journal.schema import in_memory as copy_of
 from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
@@ -114,6 +115,8 @@ class Journal:
         reverse."""
         with self._change() as db:
             last = self._last_turn(scope)
+            if last is not None and last.ordinal % TRIMMED_EVERY + len(turns) >= TRIMMED_EVERY:
+                trim(db, scope, last.ordinal)
             logged: list[Turn] = []
             for turn in turns:
                 ordinal = 0 if last is None else last.ordinal + 1
@@ -128,14 +131,18 @@ class Journal:
                 assert number is not None
                 session = last.session if last is not None and follows else number
                 db.execute("UPDATE turns SET session = ? WHERE number = ?", (session, number))
+                if last is not None and last.text is None:
+                    drop_empty(db, [last.number])
                 last = Turn(number, ordinal, session, turn.role, turn.speaker, turn.text, turn.when)
                 logged.append(last)
             return logged
 
     def redact_turns(self, numbers: Iterable[int]) -> None:
-        """Take the words out of turns; their places stay."""
+        """Take the words out of turns."""
         with self._change() as db:
-            _redact(db, numbers)
+            gone = list(numbers)
+            _redact(db, gone)
+            drop_empty(db, gone)
 
     def turns(self, numbers: Iterable[int]) -> list[Turn]:
         """Those of these turns that were not forgotten, in order."""
@@ -449,10 +456,12 @@ class Journal:
         are banned from coming back, known or not."""
         with self._change() as db:
             facts = list(self.facts(ids).values())
-            forgotten = self._take_words(db, facts, self.turns_of(ids))
+            turns = self.turns_of(ids)
+            forgotten = self._take_words(db, facts, turns)
             for table in ("facts", "echoes"):
                 db.execute(f"DELETE FROM {table} WHERE fact {_AMONG}", (json.dumps(ids),))
             db.execute("INSERT OR IGNORE INTO forgotten SELECT value FROM json_each(?)", (json.dumps(ids),))
+            drop_empty(db, turns)
             return forgotten
 
     def reword_fact(self, fact: Fact) -> Forgotten:
@@ -469,7 +478,9 @@ class Journal:
     def forget_turns(self, numbers: Collection[int]) -> Forgotten:
         """Delete the text of turns, and every ledger entry whose window held it."""
         with self._change() as db:
-            return self._take_words(db, (), numbers)
+            forgotten = self._take_words(db, (), numbers)
+            drop_empty(db, numbers)
+            return forgotten
 
     def forget_everything(self) -> Forgotten:
         """Empty the log and the ledger. The ids stay banned."""

@@ -11,35 +11,41 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from inferscale_memory.engine.base import EncodeRequest, Engine, Span
+from inferscale_memory.memory.bounded import Bounded
 
 _PREAMBLES = 256
+_MOST = 100_000
+"""So many keys are remembered; the engine is asked about all others."""
 
 
 class AtHand:
     """Blob keys that were at hand when last heard of."""
 
     def __init__(self) -> None:
-        self._keys: set[str] = set()
+        self._keys: Bounded[str, None] = Bounded(_MOST)
         self._lock = Lock()
 
     def confirm(self, engine: Engine, owner: str, keys: Iterable[str]) -> set[str]:
         """Those of `keys` that are at hand; the engine is asked about those never heard of."""
         wanted = set(keys)
         with self._lock:
-            unknown = wanted - self._keys
-        if unknown:
-            self.add(engine.at_hand(owner, sorted(unknown)))
-        with self._lock:
-            return wanted & self._keys
+            found = wanted & self._keys.keys()
+        if unknown := wanted - found:
+            more = set(engine.at_hand(owner, sorted(unknown)))
+            self.add(more)
+            found |= more
+        return found
 
     def add(self, keys: Iterable[str]) -> None:
         with self._lock:
-            self._keys.update(keys)
+            for key in keys:
+                self._keys[key] = None
 
     def drop(self, keys: Iterable[str]) -> None:
         """These are gone, or doubtful."""
         with self._lock:
-            self._keys.difference_update(keys)
+            for key in keys:
+                self._keys.pop(key, None)
 
 
 class Preambles:

@@ -16,6 +16,7 @@ from inferscale_memory.engine.base import BlobRef, EncodeResult, Engine
 from inferscale_memory.errors import EngineError
 from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
 from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.bounded import Bounded
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.plan import Planned, Planner, fact_words
@@ -29,6 +30,8 @@ Progress = Callable[[int, int], None]
 BATCH = 64
 CAPACITY = 4096
 _ATTEMPTS = 3
+_FAILED = 10_000
+"""So many facts that could not be encoded are remembered, those that failed last."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Encoder:
     ) -> None:
         """`check` brings the journal in step with the store for the ids it is given, and returns those for which it
         could not; `expire` takes out of it what has expired, `forget` tells the engine what to forget."""
-        self.failed: dict[str, str] = {}
+        self.failed: Bounded[str, str] = Bounded(_FAILED)
         self._journal = journal
         self._engine = engine
         self._at_hand = at_hand
@@ -69,7 +72,7 @@ class Encoder:
         self._waiting: dict[str, bool] = {}  # id -> whether to check it first
         self._working = 0
         self._done = 0
-        self._attempts: dict[tuple[str, str], int] = {}
+        self._attempts: Bounded[tuple[str, str], int] = Bounded(_FAILED)
         self._put_back: set[str] = set()
         self._broken: Exception | None = None
         self._closed = False

@@ -13,7 +13,8 @@ from mem0.utils.factory import EmbedderFactory
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.index.file import FactFile
 from inferscale_memory.index.reembed import reembed
-from inferscale_memory.memory.config import PROVIDER, Settings
+from inferscale_memory.memory.config import Settings
+from inferscale_memory.memory.llm import PROVIDER
 from inferscale_memory.memory.opening import embedder_name
 
 
