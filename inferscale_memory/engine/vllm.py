@@ -83,6 +83,11 @@ class VLLMEngine:
     # -- what it is ---------------------------------------------------------------------------------------------
 
     @property
+    def model_folder(self) -> Path:
+        """Where the model's files lie."""
+        return self._model
+
+    @property
     def fingerprint(self) -> str:
         return self._started().fingerprint
 

@@ -276,6 +276,17 @@ def new_turns(messages: Any, metadata: Payload | None, timestamp: Any) -> list[N
     return turns
 
 
+def spoken(messages: Any) -> list[Any]:
+    """Those of the messages that an extraction reads: what the user and the assistant said in words."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return [
+        message
+        for message in ([messages] if isinstance(messages, Mapping) else messages)
+        if message.get("role") in ("user", "assistant") and _text(message.get("content")).strip()
+    ]
+
+
 def _text(content: Any) -> str:
     """The words of a message as mem0 joins them."""
     if isinstance(content, list | tuple):

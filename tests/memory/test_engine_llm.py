@@ -13,7 +13,7 @@ from mem0.configs.prompts import ADDITIVE_EXTRACTION_PROMPT
 
 from inferscale_memory.engine.base import Completion, SamplingOptions
 from inferscale_memory.errors import ExtractionError
-from inferscale_memory.memory import Memory, extraction
+from inferscale_memory.memory import Memory, extraction, llm
 from inferscale_memory.memory.extraction import SHORT_INSTRUCTIONS
 from inferscale_memory.memory.scope import said_tag
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt
@@ -27,7 +27,9 @@ Asked = tuple[Prompt, SamplingOptions, Completion]
 
 @pytest.fixture(autouse=True)
 def short_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model hardly ever ends a text by itself, and does not know that there is something to extract."""
+    """A random model hardly ever ends a text by itself, and does not know that there is something to extract. It is
+    asked however small it is."""
+    monkeypatch.setattr(llm, "MIN_PARAMETERS", 0)
     monkeypatch.setattr(extraction, "_CHARACTERS", 20)
     schema_for = extraction.schema_for
 
