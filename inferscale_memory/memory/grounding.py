@@ -13,11 +13,11 @@ _WORD = re.compile(r"\d+(?:[-./:,]\d+)*|[^\W\d_]+")
 _LEAST_COPIED = 2
 """Words of its instructions alone that a fact has to consist of. One may be the translation of a word that was said."""
 _EMPTY = frozenset(
-    (
+    _WORD.findall(
         "a an and are as at be been by did do for from had has have he her hers him his i in into is it its me my not "
         "of on or our she so that the their them they this to us user users was we were what when which who will with "
         "you your assistant"
-    ).split()  # noqa: SIM905
+    )
 )
 """Words that say nothing about where a fact comes from."""
 

@@ -26,7 +26,7 @@ from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.extraction import CopiedError, TooMuchError
 from inferscale_memory.memory.scope import said_tag
-from inferscale_memory.memory.writing import owner_under_way, turns_under_way
+from inferscale_memory.memory.writing import call_under_way, owner_under_way
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, Segment
 
 PROVIDER = "inferscale"
@@ -120,8 +120,9 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # mem0 has no types
         json = (response_format or {}).get("type", "text") != "text"
         least = min(extraction.LEAST_ANSWER, self.config.max_tokens) if json else 0
         prompt, shortened = self._prompt(engine, messages, tools)
-        narrow = engine.max_model_len - len(prompt.ids) < least
-        if narrow and len(turns_under_way()) < 2 and extraction.is_extraction(messages):
+        call = call_under_way()
+        single = call is None or len(call.turns) < 2
+        if engine.max_model_len - len(prompt.ids) < least and single and extraction.is_extraction(messages):
             # Several turns would be split. A single one is read without what mem0 puts beside it.
             messages = extraction.alone(messages)
             prompt, shortened = self._prompt(engine, messages, tools)

@@ -35,6 +35,7 @@ from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.pinned import LISTED
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
+from inferscale_memory.memory.repeats import once
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting
@@ -43,6 +44,9 @@ from inferscale_memory.prompt import Message
 
 Ids = Mapping[str, str | None]
 Filters = Mapping[str, Any]
+
+_FURTHER, _MOST_ROWS = 4, 4096
+"""Where memories repeat each other, so many times more are searched for, up to so many."""
 
 # Whether the search under way is for a prompt. A context variable: every task and thread has its own.
 _recalling: ContextVar[bool] = ContextVar("inferscale_recall", default=False)
@@ -312,7 +316,7 @@ async def search(
     kind: Kind, memory: Any, text: str, ids: Ids, k: int | None, filters: Filters | None
 ) -> Sequence[Result]:
     """mem0's own search for a prompt, without its threshold: k memories come if there are k. What has expired is put
-    away first, so that a conversation that shows it is composed anew.
+    away first, so that a conversation that shows it is composed anew. What several memories say comes once.
 
     Where the memory is taken whole while it fits, all of it comes, unless the call says which or how many. Pinned
     memories come besides the k, in front; without a scope there are none."""
@@ -330,10 +334,14 @@ async def search(
     k = core.injection.k if k is None else k
     if pinned and not k:
         return pinned
-    # Those that are pinned may be among the nearest, and the k come besides.
-    nearest = await _nearest(kind, memory, text, wanted, k + len(pinned))
-    names = {row["id"] for row in pinned}
-    return [*pinned, *[row for row in nearest if row["id"] not in names][:k]]
+    names, asked = {row["id"] for row in pinned}, k + len(pinned)
+    while True:
+        nearest = await _nearest(kind, memory, text, wanted, asked)
+        # Those that are pinned may be among the nearest, and the k come besides.
+        found = once([*pinned, *(row for row in nearest if row["id"] not in names)])
+        if len(found) >= k + len(pinned) or len(nearest) < asked or asked >= _MOST_ROWS:
+            return found[: k + len(pinned)]
+        asked *= _FURTHER  # repeats have left places free
 
 
 async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[dict[str, Any]]:
