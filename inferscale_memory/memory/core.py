@@ -276,15 +276,20 @@ def new_turns(messages: Any, metadata: Payload | None, timestamp: Any) -> list[N
     return turns
 
 
-def spoken(messages: Any) -> list[Any]:
-    """Those of the messages that an extraction reads: what the user and the assistant said in words."""
+def spoken(messages: Any) -> Any:
+    """Those of the messages that an extraction reads: what the user and the assistant said in words. What mem0 refuses
+    is left to it."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return [
-        message
-        for message in ([messages] if isinstance(messages, Mapping) else messages)
-        if message.get("role") in ("user", "assistant") and _text(message.get("content")).strip()
-    ]
+    elif isinstance(messages, Mapping):
+        messages = [messages]
+    elif not isinstance(messages, list):
+        return messages
+    return [message for message in messages if not isinstance(message, Mapping) or _is_spoken(message)]
+
+
+def _is_spoken(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in ("user", "assistant") and bool(_text(message.get("content")).strip())
 
 
 def _text(content: Any) -> str:
