@@ -8,7 +8,6 @@ user's and are therefore shared by all owners.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from time import monotonic
@@ -23,6 +22,7 @@ from inferscale_memory.engine.base import Engine, SamplingOptions
 from inferscale_memory.errors import InferScaleError
 from inferscale_memory.memory import extraction
 from inferscale_memory.memory.at_hand import AtHand, Preambles
+from inferscale_memory.memory.bounded import Bounded
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.extraction import CopiedError, TooMuchError
 from inferscale_memory.memory.scope import said_tag
@@ -30,6 +30,9 @@ from inferscale_memory.memory.writing import call_under_way, owner_under_way
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, Segment
 
 PROVIDER = "inferscale"
+
+OWN_OPTIONS = ("min_parameters",)
+"""What the configuration of this provider takes besides mem0's options."""
 
 MIN_PARAMETERS = 400_000_000
 """A model with fewer parameters copies the example of its instructions instead of extracting, or writes no JSON."""
@@ -81,7 +84,7 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # mem0 has no types
         super().__init__(config)
         self._at_hand = AtHand()
         self._instructions = Preambles(self._at_hand)
-        self._refused: OrderedDict[tuple[int, ...], float] = OrderedDict()  # instructions -> until when
+        self._refused: Bounded[tuple[int, ...], float] = Bounded(_REFUSED)  # instructions -> until when
 
     @property
     def extracts(self) -> bool:
@@ -185,11 +188,6 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # mem0 has no types
         key = self._instructions.key(engine, PUBLIC_OWNER, instructions)
         if key is None:
             self._refused[instructions] = monotonic() + _RETRY_S
-            self._refused.move_to_end(instructions)
-            while len(self._refused) > _REFUSED:
-                self._refused.popitem(last=False)
-        else:
-            self._refused.pop(instructions, None)
         return key
 
 

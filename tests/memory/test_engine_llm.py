@@ -115,6 +115,28 @@ def test_instructions_that_cannot_be_kept_are_text_and_not_tried_again(
     assert len(long) == 1
 
 
+def test_after_a_while_they_are_tried_again(
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.refuse = lambda request: request.owner == PUBLIC_OWNER
+    memory.add("I moved to Porto", **ADA)
+    engine.refuse = lambda request: False
+    memory.add("I have a cat", **ADA)
+    assert extracted(engine)[2].injected_tokens == 0
+    later = llm.monotonic() + llm._RETRY_S + 1
+    monkeypatch.setattr(llm, "monotonic", lambda: later)
+    memory.add("I have a dog", **ADA)
+    assert extracted(engine)[2].injected_tokens == len(extracted(engine)[0].segments[0].ids)
+
+
+def test_not_every_refusal_is_remembered(memory: Memory, engine: WatchedEngine) -> None:
+    own = vars(memory)["llm"]
+    engine.refuse = lambda request: request.owner == PUBLIC_OWNER
+    for number in range(20):
+        assert own._key(engine, (1, 2, 3 + number)) is None
+    assert len(own._refused) == llm._REFUSED
+
+
 def test_mem0s_own_instructions_are_kept_where_they_leave_room(
     open_memory: OpenMemory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
