@@ -18,9 +18,11 @@ Invariants:
 
 from __future__ import annotations
 
+import hmac
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe, Refusal
+from inferscale_memory.connector.receipts import Receipts
 from inferscale_memory.connector.requests import (
     Answer,
     Encoding,
@@ -37,9 +40,11 @@ from inferscale_memory.connector.requests import (
     adapter_of,
     digest_of,
     not_plain,
+    take_params,
 )
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
-from inferscale_memory.kv.key import blob_key
+from inferscale_memory.connector.running import Running
+from inferscale_memory.kv.key import blob_keys
 from inferscale_memory.kv.store import BlobStore, Entry
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
@@ -47,8 +52,9 @@ logger = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
 """vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
-MAX_OUTCOMES = 1024
-"""Most outcomes kept for clients that have not asked yet: a client asks when its stream has ended, or never."""
+ENCODE_SHARE = 4
+"""An encode keeps at most one part in so many of the device tier: what it keeps is held until it ends."""
+RESET = "the engine's caches were reset, and its weights may have changed; encode again"
 
 
 class SchedulerSide:
@@ -74,10 +80,11 @@ class SchedulerSide:
         self._waiting: str | None = None  # the encode that waits for room before all others
         self._residency: Residency | None = None
         self._requests: dict[str, Encoding | Injection | Answer] = {}
-        self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
-        self._loading: dict[
-            str, Injection
-        ] = {}  # until their workers report: the request may have ended before
+        self._running = Running()
+        self._afresh: set[str] = set()  # encodes that are to pass over the prefix cache, and do not yet
+        self._receipts = Receipts()
+        # Until their workers report: the request may have ended before.
+        self._loading: dict[str, Injection] = {}
 
     def bind_cache(self, cache: PrefixCache) -> None:
         """The prefix cache of this engine, once vLLM has made it."""
@@ -87,11 +94,12 @@ class SchedulerSide:
 
     def arrived(self, request: Any) -> None:
         """Read what a new request asks. Forgetting happens here and now."""
-        ask = protocol.parse(request.kv_transfer_params, self._secret)
-        if not isinstance(request.kv_transfer_params, dict):
-            request.kv_transfer_params = None
-        if ask is not None:
-            self._requests[request.request_id] = self._admit(request, ask)
+        ask = protocol.parse(take_params(request), self._secret)
+        if ask is None:
+            return
+        state = self._requests[request.request_id] = self._admit(request, ask)
+        if isinstance(state, Encoding | Injection):
+            self._running.add(request.request_id, state.mentions())
 
     def match(self, request: Any, cached: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the `cached` local ones will be injected. Changes no blob."""
@@ -128,11 +136,15 @@ class SchedulerSide:
         first = self._requests.get(self._waiting or "")
         if not (isinstance(first, Encoding) and first.unreserved):
             self._waiting = None
-        for state in self._requests.values():
-            if isinstance(state, Encoding) and state.fresh and not state.request.skip_reading_prefix_cache:
+        for name in list(self._afresh):
+            state = self._requests.get(name)
+            if isinstance(state, Encoding) and not state.request.skip_reading_prefix_cache:
                 self._begin_afresh(state)
+            else:
+                self._afresh.discard(name)
         self._store.unpin_all()
-        return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
+        moves, wipes = self._store.take_moves(), self._store.take_wipes()
+        return Orders(tuple(moves), tuple(wipes), tuple(loads), tuple(captures))
 
     def observe(self, report: Report | None) -> None:
         """What the workers did in a step, all ranks merged."""
@@ -181,16 +193,17 @@ class SchedulerSide:
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """The request has ended or was aborted: what to tell the client."""
+        names = self._running.remove(request.request_id)
         match self._requests.pop(request.request_id, None):
             case Encoding() as encoding:
                 if encoding.open:
                     self._fail(encoding, "the encode ended before all of it was kept")
-                self._note(encoding)
+                self._note(encoding, names)
                 reply: dict[str, Any] = {"blobs": encoding.blobs, "error": encoding.error}
                 if encoding.base is not None:
                     reply["injected"] = encoding.base.injected
             case Injection() as injection:
-                self._note(injection)
+                self._note(injection, names)
                 reply = {
                     "injected": injection.injected,
                     "promoted": injection.promoted,
@@ -199,7 +212,7 @@ class SchedulerSide:
                     "refused": injection.refused,
                     "missing": list(injection.missing),
                 }
-                self._remember(injection.ask, reply)
+                self._receipts.keep(injection.ask.owner, injection.ask.receipt, reply)
             case Answer(reply):
                 if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
                     reply["unsupported"] = self._unsupported
@@ -216,7 +229,9 @@ class SchedulerSide:
             case Probe():
                 return Answer(
                     {
-                        "at_hand": [key for key in ask.keys if self._usable(ask.owner, key)],
+                        "at_hand": [
+                            key for key in self._store.known(ask.keys) if self._usable(ask.owner, key)
+                        ],
                         "fingerprint": self._fingerprint,
                         "unsupported": self._unsupported,
                     }
@@ -224,7 +239,10 @@ class SchedulerSide:
             case Forget():
                 return Answer({"dropped": self._forget(ask)})
             case Outcome():
-                return Answer({"outcome": self._outcomes.pop((ask.owner, ask.receipt), None)})
+                return Answer({"outcome": self._receipts.take(ask.owner, ask.receipt)})
+            case Encode() | Inject() if ask.mentions and len(ask.mentions) > request.num_prompt_tokens:
+                reason = f"{len(ask.mentions)} mentions in a prompt of {request.num_prompt_tokens} tokens"
+                return Answer({"error": reason, "refused": reason})
             case Encode():
                 return self._admit_encode(request, ask)
             case Inject():
@@ -240,22 +258,23 @@ class SchedulerSide:
         based = sum(tokens for _, tokens in ask.segments)
         if problem is None and ask.spans[0][0] < based:
             problem = f"a span begins at {ask.spans[0][0]}, within the {based} tokens that are injected"
-        # A refused one is prefilled all the same: what it mentions has to be found in the prefix cache.
-        spans = ask.spans if problem is None else ()
-        keys = tuple(
-            blob_key(
-                self._secret, self._model(request), ask.owner, ids[:start], ids[start:stop], ask.segments
+        kept = sum(stop - start for start, stop in ask.spans)
+        capacity = self._store.tiers[0].capacity
+        if problem is None and kept > capacity // ENCODE_SHARE:
+            problem = (
+                f"{kept} tokens are more than one encode may keep, which is a {_part(ENCODE_SHARE)} of the device "
+                f"tier of {capacity}; raise its budget (device_bytes) or keep less in one encode"
             )
-            for start, stop in spans
-        )
-        positions = np.concatenate(
-            [np.empty(0, dtype=np.int64), *(np.arange(start, stop, dtype=np.int64) for start, stop in spans)]
-        )
+        if problem is not None:
+            # It is prefilled all the same: what it mentions has to be found in the prefix cache. Nothing else is kept.
+            nothing = replace(ask, spans=(), segments=())
+            none = np.empty(0, dtype=np.int64)
+            return Encoding(nothing, request, None, (), none, none.astype(np.bool_), error=problem)
+        keys = blob_keys(self._secret, self._model(request), ask.owner, ids, ask.spans, ask.segments)
+        positions = _positions(ask.spans)
         arrived = np.zeros(len(positions), dtype=np.bool_)
-        base = None
-        if ask.segments:
-            base = Injection(Inject(ask.owner, ask.segments), request, barred=problem is not None)
-        return Encoding(ask, request, base, keys, positions, arrived, error=problem)
+        base = Injection(Inject(ask.owner, ask.segments), request) if ask.segments else None
+        return Encoding(ask, request, base, tuple(keys), positions, arrived)
 
     def _admit_inject(self, request: Any, ask: Inject) -> Injection:
         problem = self._unsupported or not_plain(request)
@@ -263,28 +282,15 @@ class SchedulerSide:
             problem = "a request is injected only under the salt of its composition"
         if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
             problem = "the composition is longer than the prompt"
-        return Injection(ask, request, refused=problem, barred=problem is not None)
+        if problem is not None:  # what it mentions stands in the prompt; no blob does
+            return Injection(replace(ask, segments=()), request, refused=problem, barred=True)
+        return Injection(ask, request)
 
     def _under(self, salt: Callable[..., str], request: Any, ask: Encode | Inject) -> bool:
         """Whether a request has the salt that `salt` makes of what it asks."""
-        return bool(
-            request.cache_salt
-            == salt(
-                self._secret,
-                self._fingerprint,
-                ask.owner,
-                ask.segments,
-                lora=adapter_of(request),
-                nonce=ask.nonce,
-            )
-        )
-
-    def _remember(self, ask: Inject, reply: dict[str, Any]) -> None:
-        """Keep the reply for a client that will ask for it: one whose answer is streamed."""
-        if ask.receipt:
-            self._outcomes[ask.owner, ask.receipt] = reply
-            while len(self._outcomes) > MAX_OUTCOMES:
-                self._outcomes.popitem(last=False)
+        lora = adapter_of(request)
+        needed = salt(self._secret, self._fingerprint, ask.owner, ask.segments, lora=lora, nonce=ask.nonce)
+        return protocol.same_text(request.cache_salt, needed)
 
     def _usable(self, owner: str, key: str) -> Entry | None:
         entry = self._store.get(key)
@@ -314,15 +320,16 @@ class SchedulerSide:
         position = 0
         owner = injection.ask.owner
         injection.missing = tuple(k for k, _ in injection.ask.segments if self._usable(owner, k) is None)
-        for key, tokens in injection.ask.segments:
+        for number, (key, tokens) in enumerate(injection.ask.segments):
             entry = self._usable(owner, key)
             if entry is None:
                 break
-            if entry.tokens != tokens or entry.ids_digest != digest_of(
-                injection.request, ids[position : position + tokens]
-            ):
-                injection.refused = "the prompt's token ids are not those of the blob"
-                break
+            if number >= injection.checked:  # a key stands for the same ids for ever
+                digest = digest_of(injection.request, ids[position : position + tokens])
+                if entry.tokens != tokens or not hmac.compare_digest(entry.ids_digest, digest):
+                    injection.refused = "the prompt's token ids are not those of the blob"
+                    break
+                injection.checked = number + 1
             entries.append(entry)
             position += tokens
         return entries
@@ -391,6 +398,7 @@ class SchedulerSide:
         catch."""
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
+            self._afresh.add(encoding.request.request_id)
             return None, False  # until `build` has found room for it
         tokens = encoding.unreserved
         # What fills the tier now is pinned or being kept: it will be free again.
@@ -473,6 +481,7 @@ class SchedulerSide:
             self._store.commit(key, encoding.ask.owner, digest, rows)
             encoding.blobs.append([key, stop - start])
             taken += stop - start
+        self._store.touch_composition(encoding.keys)
         encoding.rows = None
 
     def _model(self, request: Any) -> str:
@@ -494,38 +503,71 @@ class SchedulerSide:
 
     def _forget(self, ask: Forget) -> int:
         """Drop blobs and cached blocks now, and see to it that requests in flight leave none behind."""
-        names = {(ask.owner, key) for key in ask.keys} | {("", tag) for tag in ask.tags}
-        for state in self._requests.values():
+        names: set[Name] = {*zip(repeat(ask.owner), ask.keys), *zip(repeat(""), ask.tags)}
+        for name, found in self._running.holding(names).items():
+            state = self._requests.get(name)
             if isinstance(state, Encoding | Injection):
-                self._forget_running(state, names)
+                self._forget_running(state, found)
         if self._residency is not None:
-            for name in names:
-                self._residency.evict(name)
+            self._residency.evict_all(names)
         dropped = 0
-        for key in ask.keys:
+        for key in self._store.known(ask.keys):
             entry = self._store.get(key)
             if entry is not None and entry.owner == ask.owner:
                 dropped += self._store.forget(key)
         return dropped
 
-    def _forget_running(self, state: Encoding | Injection, names: set[Name]) -> None:
-        found: dict[Name, int] = {}
-        for name, at in state.mentions():
-            found[name] = min(at, found.get(name, at))
-        hit = names & found.keys()
-        if not hit:
-            return
-        state.forgotten += hit
+    def _forget_running(self, state: Encoding | Injection, found: Mapping[Name, int]) -> None:
+        """Names that a request under way holds, by where they first stand, are forgotten."""
+        state.forgotten |= found.keys()
         if isinstance(state, Encoding) and state.error is None:
             self._fail(state, "a fact in it was forgotten meanwhile")
         if self._residency is not None:
-            first = min(found[name] for name in hit) // self._block_size
+            first = min(found.values()) // self._block_size
             self._residency.evict_hashes(list(state.request.block_hashes)[first:])
 
-    def _note(self, state: Encoding | Injection) -> None:
+    def _note(self, state: Encoding | Injection, names: Mapping[Name, int]) -> None:
         """Remember where the facts of a request that ends are cached; evict what was forgotten while it ran."""
         if self._residency is None:
             return
-        self._residency.note(state.mentions(), state.request.block_hashes)
-        for name in state.forgotten:
-            self._residency.evict(name)
+        self._residency.note(names.items(), state.request.block_hashes)
+        self._residency.evict_all(state.forgotten)
+
+    # -- when the model may be another one ----------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every blob: vLLM resets its caches when weights change, and what was computed with the old ones must
+        not be injected into the new. Encodes that have begun fail, those that wait go on. What was loaded for a
+        request that still waits counts as failed, so that it is computed."""
+        for state in self._requests.values():
+            if (
+                isinstance(state, Encoding)
+                and state.error is None
+                and (state.rows is not None or state.blobs)
+            ):
+                self._fail(state, RESET)
+        for injection in self._loading.values():
+            injection.stale = True
+        self._planned = [replace(load, broken=True) for load in self._planned]
+        self._store.clear()
+
+    def stale_loads(self, report: Report) -> set[str]:
+        """The requests whose loads, ordered before a reset, a report tells of. They count as failed in it now."""
+        stale = {name for name in report.loaded if (load := self._loading.get(name)) and load.stale}
+        for name in stale:
+            del report.loaded[name]
+        report.failed_loads |= stale
+        return stale
+
+
+def _part(share: int) -> str:
+    return {2: "half", 3: "third", 4: "quarter"}.get(share, f"{share}th")
+
+
+def _positions(spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """All positions within spans that are in order: [tokens]."""
+    edges = np.asarray(spans, dtype=np.int64)
+    lengths = edges[:, 1] - edges[:, 0]
+    before = np.cumsum(lengths) - lengths  # positions of earlier spans
+    positions: NDArray[np.int64] = np.repeat(edges[:, 0] - before, lengths)
+    return positions + np.arange(len(positions), dtype=np.int64)
