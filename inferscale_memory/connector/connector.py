@@ -138,8 +138,8 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         meta = connector_output.kv_connector_worker_meta
         report = meta.report if isinstance(meta, StepReport) else None
         self._checked |= report is not None and report.status is not None
-        if report is not None and (stale := side.stale_loads(report)):
-            connector_output.failed_recving = (connector_output.failed_recving or set()) | stale
+        if report is not None and (stale := side.load_again(report)):
+            connector_output.finished_recving = (connector_output.finished_recving or set()) - stale
         self._guarded(None, lambda: side.observe(report))
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:
             manager = self._kv_cache_manager

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 Name = tuple[str, str]
 """(owner, blob key), or ("", tag): a fact may stand as text in the prompts of any owner that may read it."""
 
-NAMES_A_TOKEN = 4
-"""Most names remembered for every token that is cached. Beyond it cached blocks are given up with their names."""
+TOKENS_A_NAME = 4
+"""At most one name is remembered for so many cached tokens. Beyond it cached blocks are given up with their names."""
 
 
 class PrefixCache(Protocol):
@@ -147,5 +147,5 @@ class Residency:
 
     def _give_up(self) -> None:
         """Evict the blocks of the oldest names, where one prompt is asked again and again with ever new ones."""
-        while self._pairs > self._limit + NAMES_A_TOKEN * self._block_size * len(self._blocks):
+        while self._pairs > self._limit + len(self._blocks) * self._block_size // TOKENS_A_NAME:
             self.evict(next(iter(self._first)))

@@ -537,8 +537,8 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Forget every blob: vLLM resets its caches when weights change, and what was computed with the old ones must
-        not be injected into the new. Encodes that have begun fail, those that wait go on. What was loaded for a
-        request that still waits counts as failed, so that it is computed."""
+        not be injected into the new. Encodes that have begun fail, those that wait go on. A load under way counts as
+        failed, so that the request that waits for it is computed."""
         for state in self._requests.values():
             if (
                 isinstance(state, Encoding)
@@ -551,12 +551,15 @@ class SchedulerSide:
         self._planned = [replace(load, broken=True) for load in self._planned]
         self._store.clear()
 
-    def stale_loads(self, report: Report) -> set[str]:
-        """The requests whose loads, ordered before a reset, a report tells of. They count as failed in it now."""
+    def load_again(self, report: Report) -> set[str]:
+        """The requests of whose loads a report tells that were ordered before a reset. They go on waiting, for a load
+        that fails in the next step: so vLLM has them computed."""
         stale = {name for name in report.loaded if (load := self._loading.get(name)) and load.stale}
         for name in stale:
             del report.loaded[name]
-        report.failed_loads |= stale
+            injection = self._loading[name]
+            injection.stale = False
+            self._plan(injection, self._broken_load(injection, ()))
         return stale
 
 

@@ -80,6 +80,7 @@ def whole(sim: Simulation, capacity: Sequence[int]) -> bool:
     assert sim.side._loading == {}
     assert len(sim.side._running) == len(sim.side._running._holders) == 0
     assert sim.store._pinned == set()
+    assert [sum(share.tokens for share in shares._owners.values()) for shares in sim.store._shares] == held
     assert sim.stray() == []
     return True
 

@@ -94,6 +94,13 @@ class Shelves:
                 name for name in self.names() if min(self.entry(name).rows) < number in self.entry(name).rows
             }
             assert set(self.store._copies[number]) == copies
+            owners: dict[str, set[str]] = {}
+            for name in self.names():
+                if number in self.entry(name).rows:
+                    owners.setdefault(self.entry(name).owner, set()).add(name)
+            shares = self.store._shares[number]._owners
+            assert {owner: set(share.blobs) for owner, share in shares.items()} == owners
+            assert sum(share.tokens for share in shares.values()) == self.store._stored[number]
         return True
 
 
@@ -473,7 +480,7 @@ def test_over_thousands_of_random_operations_the_store_is_right(capacities: tupl
             if draw.random() < 0.2 or (known is not None and known.tokens != len(rows)):
                 shelves.store.release(rows)
             else:
-                shelves.store.commit(name, "alice", b"", rows)
+                shelves.store.commit(name, f"owner {int(name) % 3}", b"", rows)
                 written[name] = len(rows)
 
     def compose() -> None:
