@@ -15,9 +15,10 @@ is a `Refusal`, never an exception.
     outcome  "receipt": r
 
 A tag names a fact, whoever owns it: an agent's fact may stand as text in a user's prompt. So a token is not enough to
-name one. On the wire a tag is a MAC under the server's secret, and a list of tags needs a seal, a MAC of the owner, of
-what is done with the tags (mentioned or forgotten) and of all of them. A client that holds a token alone can neither
-guess a tag, nor forget one that it has seen in a prompt, nor have names remembered for its own prompts.
+name one. On the wire a tag is a MAC under the server's secret, and whoever mentions or forgets tags needs a seal, a MAC of
+the owner, of what is done with the tags and of all of them. An encode and an inject need it without any tags too. So a
+client that holds a token alone can neither guess a tag, nor forget one that it has seen in a prompt, nor have names
+remembered for its own prompts, and what else is in its requests is not even read.
 
 A streamed answer over HTTP has no place for the connector's reply. So an inject may carry a receipt, a name that its
 client makes up for it, under which the same owner can ask once, when the stream has ended, what became of it.
@@ -27,11 +28,14 @@ from __future__ import annotations
 
 import hmac
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import le, lt
 from typing import Any
+
+import numpy as np
 
 from inferscale_memory.kv.key import composition_fields, hash_fields
 
@@ -42,7 +46,7 @@ everybody's steps."""
 MAX_TEXT = 512
 """Most characters in an owner, nonce, receipt or token."""
 MAX_NAME = 40
-"""Most characters in a key or tag on the wire: as many as ours have."""
+"""Most characters in a key or tag on the wire, on average over a list: as many as ours have."""
 MAX_POSITION = 2**31
 
 Mention = tuple[str, int]
@@ -221,8 +225,6 @@ def params(ask: Ask, secret: bytes) -> dict[str, Any]:
 
 
 def _sealed_mentions(ask: Encode | Inject, secret: bytes) -> dict[str, Any]:
-    if not ask.mentions:
-        return {"mentions": []}
     tags = {tag: wire_tag(secret, tag) for tag, _ in ask.mentions}
     sealed = seal(secret, "mention", ask.owner, (tags[tag] for tag, _ in ask.mentions))
     return {"mentions": [[tags[tag], at] for tag, at in ask.mentions], "seal": sealed}
@@ -256,7 +258,7 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
     if not owner_proved(secret, owner, token):
         return Refusal("the owner token is missing, expired or of another owner or secret")
     match body.get("op"):
-        case "encode":  # mentions first: without a seal for them nothing else is read
+        case "encode":  # mentions first: without the seal nothing else is read
             mentions = _mentions(body, owner, secret)
             if len(_list(body, "spans")) + len(_list(body, "segments")) > MAX_ITEMS:
                 raise _MalformedError(f"'spans' and 'segments' may hold {MAX_ITEMS} items together")
@@ -268,7 +270,8 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
             return Probe(owner, _names(body, "keys"))
         case "forget":
             tags = _names(body, "tags")
-            _check_seal(body, "forget", owner, tags, secret)
+            if tags:
+                _check_seal(body, "forget", owner, tags, secret)
             return Forget(owner, _names(body, "keys"), tags)
         case "outcome":
             return Outcome(owner, _text(body, "receipt"))
@@ -277,8 +280,8 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
 
 
 def _check_seal(body: dict[str, Any], use: str, owner: str, tags: Sequence[str], secret: bytes) -> None:
-    if tags and not same_text(_text(body, "seal"), seal(secret, use, owner, tags)):
-        raise _MalformedError("the seal of its tags is missing, or of another owner, use or secret")
+    if not same_text(_text(body, "seal"), seal(secret, use, owner, tags)):
+        raise _MalformedError("its seal is missing, or of other tags, another owner, use or secret")
 
 
 def _text(body: dict[str, Any], name: str) -> str:
@@ -313,7 +316,9 @@ def _list(body: dict[str, Any], name: str) -> Sequence[Any]:
 def _names(body: dict[str, Any], name: str) -> tuple[str, ...]:
     values = tuple(_list(body, name))
     if not _are_names(values):
-        raise _MalformedError(f"'{name}' must hold strings of at most {MAX_NAME} characters")
+        raise _MalformedError(
+            f"'{name}' must hold strings of at most {MAX_NAME} characters, as keys and tags have"
+        )
     return values
 
 
@@ -332,18 +337,23 @@ def _columns(body: dict[str, Any], name: str) -> tuple[tuple[Any, ...], tuple[An
 
 
 def _are_names(values: Sequence[Any]) -> bool:
-    if not values:
-        return True
-    if set(map(type, values)) != {str} or max(map(len, values)) > MAX_NAME:
+    try:
+        text = "".join(values)
+    except TypeError:  # they are not all strings
         return False
-    text = "".join(values)
-    return "\0" not in text and _encodes(text)
+    return len(text) <= MAX_NAME * len(values) and "\0" not in text and _encodes(text)
 
 
 def _are_positions(values: Sequence[Any], least: int = 0) -> bool:
     if not values:
         return True
-    return set(map(type, values)) == {int} and min(values) >= least and max(values) < MAX_POSITION
+    if set(map(type, values)) != {int}:
+        return False
+    try:
+        numbers = np.frombuffer(array("q", values), dtype=np.int64)
+    except OverflowError:
+        return False
+    return bool(numbers.min() >= least and numbers.max() < MAX_POSITION)
 
 
 def _mentions(body: dict[str, Any], owner: str, secret: bytes) -> tuple[Mention, ...]:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscale_memory.connector import protocol
+from inferscale_memory.connector.admission import Admission
 from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe, Refusal
 from inferscale_memory.connector.receipts import Receipts
@@ -37,14 +38,11 @@ from inferscale_memory.connector.requests import (
     Encoding,
     Injection,
     Match,
-    adapter_of,
     digest_of,
-    not_plain,
     take_params,
 )
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
 from inferscale_memory.connector.running import Running
-from inferscale_memory.kv.key import blob_keys
 from inferscale_memory.kv.store import BlobStore, Entry
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
@@ -52,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
 """vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
-ENCODE_SHARE = 4
-"""An encode keeps at most one part in so many of the device tier: what it keeps is held until it ends."""
 RESET = "the engine's caches were reset, and its weights may have changed; encode again"
 
 
@@ -70,11 +66,9 @@ class SchedulerSide:
         unsupported: str | None,
         ahead: bool = False,
     ) -> None:
-        self._secret = secret
-        self._fingerprint = fingerprint
+        self._admission = Admission(secret, fingerprint, store.tiers[0].capacity, unsupported)
         self._block_size = block_size
         self._store = store
-        self._unsupported = unsupported
         self._ahead = ahead
         self._planned: list[Load] = []
         self._waiting: str | None = None  # the encode that waits for room before all others
@@ -94,7 +88,7 @@ class SchedulerSide:
 
     def arrived(self, request: Any) -> None:
         """Read what a new request asks. Forgetting happens here and now."""
-        ask = protocol.parse(take_params(request), self._secret)
+        ask = protocol.parse(take_params(request), self._admission.secret)
         if ask is None:
             return
         state = self._requests[request.request_id] = self._admit(request, ask)
@@ -150,8 +144,8 @@ class SchedulerSide:
         """What the workers did in a step, all ranks merged."""
         if report is None:
             return
-        if report.status and self._unsupported is None:
-            self._unsupported = report.status
+        if report.status and self._admission.unsupported is None:
+            self._admission.unsupported = report.status
         for name in report.failed_loads:  # first: what the same step computed behind them is not to be kept
             state = self._requests.get(name)
             if isinstance(state, Encoding) and state.error is None:
@@ -215,7 +209,7 @@ class SchedulerSide:
                 self._receipts.keep(injection.ask.owner, injection.ask.receipt, reply)
             case Answer(reply):
                 if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
-                    reply["unsupported"] = self._unsupported
+                    reply["unsupported"] = self._admission.unsupported
             case _:
                 return None
         return {protocol.NAME: reply}
@@ -232,8 +226,8 @@ class SchedulerSide:
                         "at_hand": [
                             key for key in self._store.known(ask.keys) if self._usable(ask.owner, key)
                         ],
-                        "fingerprint": self._fingerprint,
-                        "unsupported": self._unsupported,
+                        "fingerprint": self._admission.fingerprint,
+                        "unsupported": self._admission.unsupported,
                     }
                 )
             case Forget():
@@ -244,53 +238,9 @@ class SchedulerSide:
                 reason = f"{len(ask.mentions)} mentions in a prompt of {request.num_prompt_tokens} tokens"
                 return Answer({"error": reason, "refused": reason})
             case Encode():
-                return self._admit_encode(request, ask)
+                return self._admission.encode(request, ask)
             case Inject():
-                return self._admit_inject(request, ask)
-
-    def _admit_encode(self, request: Any, ask: Encode) -> Encoding:
-        ids = request.prompt_token_ids
-        problem = self._unsupported or not_plain(request)
-        if problem is None and not self._under(protocol.encode_salt, request, ask):
-            problem = "an encode runs only under the encode salt of its owner and of what it begins with"
-        if problem is None and ask.spans[-1][1] > len(ids):
-            problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
-        based = sum(tokens for _, tokens in ask.segments)
-        if problem is None and ask.spans[0][0] < based:
-            problem = f"a span begins at {ask.spans[0][0]}, within the {based} tokens that are injected"
-        kept = sum(stop - start for start, stop in ask.spans)
-        capacity = self._store.tiers[0].capacity
-        if problem is None and kept > capacity // ENCODE_SHARE:
-            problem = (
-                f"{kept} tokens are more than one encode may keep, which is a {_part(ENCODE_SHARE)} of the device "
-                f"tier of {capacity}; raise its budget (device_bytes) or keep less in one encode"
-            )
-        if problem is not None:
-            # It is prefilled all the same: what it mentions has to be found in the prefix cache. Nothing else is kept.
-            nothing = replace(ask, spans=(), segments=())
-            none = np.empty(0, dtype=np.int64)
-            return Encoding(nothing, request, None, (), none, none.astype(np.bool_), error=problem)
-        keys = blob_keys(self._secret, self._model(request), ask.owner, ids, ask.spans, ask.segments)
-        positions = _positions(ask.spans)
-        arrived = np.zeros(len(positions), dtype=np.bool_)
-        base = Injection(Inject(ask.owner, ask.segments), request) if ask.segments else None
-        return Encoding(ask, request, base, tuple(keys), positions, arrived)
-
-    def _admit_inject(self, request: Any, ask: Inject) -> Injection:
-        problem = self._unsupported or not_plain(request)
-        if problem is None and not self._under(protocol.compose_salt, request, ask):
-            problem = "a request is injected only under the salt of its composition"
-        if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
-            problem = "the composition is longer than the prompt"
-        if problem is not None:  # what it mentions stands in the prompt; no blob does
-            return Injection(replace(ask, segments=()), request, refused=problem, barred=True)
-        return Injection(ask, request)
-
-    def _under(self, salt: Callable[..., str], request: Any, ask: Encode | Inject) -> bool:
-        """Whether a request has the salt that `salt` makes of what it asks."""
-        lora = adapter_of(request)
-        needed = salt(self._secret, self._fingerprint, ask.owner, ask.segments, lora=lora, nonce=ask.nonce)
-        return protocol.same_text(request.cache_salt, needed)
+                return self._admission.inject(request, ask)
 
     def _usable(self, owner: str, key: str) -> Entry | None:
         entry = self._store.get(key)
@@ -484,11 +434,6 @@ class SchedulerSide:
         self._store.touch_composition(encoding.keys)
         encoding.rows = None
 
-    def _model(self, request: Any) -> str:
-        """The model a blob belongs to: an adapter makes it another one."""
-        lora = adapter_of(request)
-        return f"{self._fingerprint}+{lora}" if lora else self._fingerprint
-
     def _fail(self, encoding: Encoding, reason: str) -> None:
         """Keep nothing of this encode, not even what was stored already and its client has not heard of."""
         encoding.error = reason
@@ -561,16 +506,3 @@ class SchedulerSide:
             injection.stale = False
             self._plan(injection, self._broken_load(injection, ()))
         return stale
-
-
-def _part(share: int) -> str:
-    return {2: "half", 3: "third", 4: "quarter"}.get(share, f"{share}th")
-
-
-def _positions(spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """All positions within spans that are in order: [tokens]."""
-    edges = np.asarray(spans, dtype=np.int64)
-    lengths = edges[:, 1] - edges[:, 0]
-    before = np.cumsum(lengths) - lengths  # positions of earlier spans
-    positions: NDArray[np.int64] = np.repeat(edges[:, 0] - before, lengths)
-    return positions + np.arange(len(positions), dtype=np.int64)

@@ -278,7 +278,7 @@ class Simulation:
         self.ranks = [Rank(rows, block_size, window, runner) for _ in range(ranks)]
         self.window = window
         self.secret = secret.from_environment()
-        self.fingerprint = self.side._fingerprint
+        self.fingerprint = self.side._admission.fingerprint
         self.requests: dict[str, Request] = {}
         self.replies: dict[str, dict[str, Any]] = {}
         self.generated: dict[str, list[int]] = {}

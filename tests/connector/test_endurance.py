@@ -203,5 +203,7 @@ def test_after_fifty_thousand_operations_no_more_is_remembered_than_before(
             assert sizes[what] <= most, (what, sizes)
         steps.append(resident())
     with capsys.disabled():
-        print(f"\n{OPERATIONS} operations: {sizes}; MB from tenth to tenth: {[step // 10**6 for step in steps]}")
+        print(
+            f"\n{OPERATIONS} operations: {sizes}; MB from tenth to tenth: {[step // 10**6 for step in steps]}"
+        )
     assert steps[-1] - steps[2] < 5e6, "it goes on growing"

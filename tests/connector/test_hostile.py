@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from inferscale_memory.connector import protocol, scheduler
+from inferscale_memory.connector import admission, protocol
 from inferscale_memory.connector.protocol import (
     MAX_ITEMS,
     MAX_NAME,
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "ENCODE_SHARE", 1)
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
 
 
 def words(count: int, seed: int) -> Ids:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferscale_memory.connector import check, protocol, scheduler
+from inferscale_memory.connector import admission, check, protocol
 from inferscale_memory.connector.protocol import Encode, Probe
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
@@ -23,7 +23,7 @@ EXACT = 1e-4
 @pytest.fixture(autouse=True)
 def small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers here are as small as what one encode keeps: a quarter of one would hold nothing."""
-    monkeypatch.setattr(scheduler, "ENCODE_SHARE", 1)
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
 
 
 def same(answer: Answer, other: Answer) -> bool:

@@ -53,8 +53,9 @@ ASKS: list[Ask] = [
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """The parameters of a probe of Alice's, signed, with some fields replaced."""
+    """The parameters of a probe of Alice's, signed and sealed for no tags, with some fields replaced."""
     ours = {"op": "probe", "owner": "alice", "token": sign_owner(SECRET, "alice"), "keys": []}
+    ours["seal"] = protocol.seal(SECRET, "mention", "alice", [])
     return {NAME: ours | fields}
 
 

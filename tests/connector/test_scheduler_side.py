@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferscale_memory.connector import protocol, scheduler
+from inferscale_memory.connector import admission, protocol
 from inferscale_memory.connector.metadata import Report
 from inferscale_memory.connector.protocol import NAME, Encode, Forget, Inject, Outcome, Probe
 from inferscale_memory.connector.receipts import MOST_OF_OWNER
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers here are as small as what one encode keeps: a quarter of one would hold nothing."""
-    monkeypatch.setattr(scheduler, "ENCODE_SHARE", 1)
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
 
 
 @pytest.fixture
