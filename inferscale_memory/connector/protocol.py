@@ -15,9 +15,9 @@ is a `Refusal`, never an exception.
     outcome  "receipt": r
 
 A tag names a fact, whoever owns it: an agent's fact may stand as text in a user's prompt. So a token is not enough to
-name one. On the wire a tag is a MAC under the server's secret, and whoever mentions or forgets tags needs a seal, a MAC of
-the owner, of what is done with the tags and of all of them. An encode and an inject need it without any tags too. So a
-client that holds a token alone can neither guess a tag, nor forget one that it has seen in a prompt, nor have names
+name one. On the wire a tag is a MAC under the server's secret, and whoever mentions or forgets tags needs a seal, a MAC
+of the owner, of what is done with the tags and of all of them. An encode and an inject need it without any tags too. So
+a client that holds a token alone can neither guess a tag, nor forget one that it has seen in a prompt, nor have names
 remembered for its own prompts, and what else is in its requests is not even read.
 
 A streamed answer over HTTP has no place for the connector's reply. So an inject may carry a receipt, a name that its

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from inferscale_memory.connector.protocol import (
     Outcome,
 )
 from inferscale_memory.memory.scope import fact_tag, said_tag, turn_tag
-from inferscale_memory.prompt.segments import PUBLIC_OWNER
+from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.connector.simulation import Ids, Simulation, answer
 
 VICTIM, MALLORY = "user:ada", "user:mallory"
@@ -319,3 +320,53 @@ def resident() -> int:
     """Bytes of this process in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+# -- in a real engine ---
+
+
+@pytest.mark.engine
+def test_against_a_real_engine_they_do_nothing_either(tmp_path: Path) -> None:
+    """Two hundred of them in one batch with a victim's encode and question."""
+    from tests.connector.rig import Rig
+    from tests.models import tiny_model
+
+    with Rig.open(tiny_model("llama", tmp_path / "llama"), num_gpu_blocks_override=1024) as rig:
+        facts = [words(20, n) for n in range(4)]
+        tags = [fact_tag(VICTIM, "f0"), fact_tag(VICTIM, "f1"), turn_tag(VICTIM, 7), said_tag(VICTIM)]
+        head, *told = rig.remember(VICTIM, facts, words(17, 50), tags=tags)
+        prompt = Prompt(VICTIM, (head, *told, Segment(words(9, 51)))).salted("victim")
+        ids = tuple(prompt.ids)
+        plain, asked = rig.plain(ids), rig.inject(prompt)
+        assert asked.injected == 97
+        request, sampling = rig.injection(prompt)
+        keys = [part.key for part in told]
+        victim: Any = SimpleNamespace(
+            ids=ids, keys=keys, tags=tags, salts=[request[1]], receipts=["r"], facts=facts
+        )
+        engine: Any = SimpleNamespace(secret=rig._secret, fingerprint=rig.fingerprint, replies={})
+        mallory = Mallory(engine, victim, seed=2)
+        requests, samplings = [], []
+        for _ in range(200):
+            theirs, raw, salt, tokens = mallory.request()
+            requests.append((theirs, salt or "none"))
+            hostile = rig.sampling(tokens)
+            hostile.extra_args = {"kv_transfer_params": raw}
+            samplings.append(hostile)
+        encode = Encode(VICTIM, ((30, 60),), ((tags[0], 30),))
+        own = protocol.encode_salt(rig._secret, rig.fingerprint, VICTIM)
+        requests[100:100] = [request, (ids, own)]
+        samplings[100:100] = [sampling, rig.sampling(2, encode)]
+        answers = rig.run(requests, samplings)
+        mine, encoded = answers[100:102]
+        del answers[100:102]
+        assert mine.tokens == plain.tokens
+        assert mine.differs(plain) < 1e-4
+        assert encoded.reply["error"] is None
+        for number, answer in enumerate(answers):
+            engine.replies[str(number)] = answer.reply
+            mallory.nothing_was_got(str(number))
+        assert rig.at_hand(VICTIM, keys) == set(keys)
+        again = rig.inject(prompt)
+        assert again.known >= 96, "its cached blocks were evicted"
+        assert again.differs(plain) < 1e-4
