@@ -177,7 +177,7 @@ class Traffic:
 def resident() -> int:
     """Bytes of this process in memory."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
 def test_after_fifty_thousand_operations_no_more_is_remembered_than_before(

@@ -318,7 +318,7 @@ def test_a_thousand_of_the_largest_requests_stall_nobody_and_leave_nothing(
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * resource.getpagesize()
 
 

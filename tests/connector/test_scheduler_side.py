@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
 
 from inferscale_memory.connector import admission, protocol
 from inferscale_memory.connector.metadata import Report
@@ -1489,6 +1491,35 @@ def test_prompts_that_are_not_plain_token_ids_are_served_as_they_are(sim: Simula
         reply = sim.side.finished(request)
         assert reply is not None
         assert "prompts" in (reply[NAME].get("refused") or reply[NAME].get("error"))
+
+
+# -- what vLLM can log ---
+
+
+@pytest.mark.parametrize("kind", ["inject", "forget", "refused", "malformed"])
+def test_what_a_request_carries_for_us_is_in_nothing_that_vllm_can_print(sim: Simulation, kind: str) -> None:
+    """`SamplingParams` prints its extra arguments, in logs of requests and in the dump of an engine that dies."""
+    ours: dict[str, Any] = {
+        "inject": protocol.params(
+            Inject("user:ada", (("k" * 40, 5),), "n", (("tag", 0),), "receipt"), sim.secret
+        ),
+        "forget": protocol.params(Forget("user:ada", ("k" * 40,), ("tag",)), sim.secret),
+        "refused": protocol.params(Inject("user:ada", ()), b"another secret"),
+        "malformed": {NAME: {"owner": "user:ada", "token": protocol.sign_owner(sim.secret, "user:ada")}},
+    }[kind]
+    token = ours[NAME]["token"]
+    asked = {"do_remote_prefill": False, **ours}
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": asked, "other": 1})
+    sampling.update_from_generation_config({}, eos_token_id=3)
+    request = Request("r", list(words(9)), sampling, None, cache_salt="s", block_hasher=sim._hasher)
+    assert token in repr(sampling)
+    sim.side.arrived(request)
+    for told in (repr(sampling), repr(request.sampling_params), repr(request.kv_transfer_params)):
+        assert not [part for part in (token, token.split(".")[1], "ada", "k" * 40, "receipt") if part in told]
+    assert request.kv_transfer_params == {"do_remote_prefill": False}, "it is another connector's"
+    assert sampling.extra_args == {"kv_transfer_params": {"do_remote_prefill": False}, "other": 1}
+    assert asked[NAME]["token"] == token, "what the client holds is not changed"
+    assert sim.side.finished(request) is not None
 
 
 # -- adapters ---
