@@ -61,10 +61,10 @@ class Orders:
     """
 
     moves: Sequence[Move] = ()
-    wipes: Sequence[Wipe] = ()
     loads: Sequence[Load] = ()
     captures: Sequence[Capture] = ()
     repeated: Slots | None = None
+    wipes: Sequence[Wipe] = ()
 
 
 @dataclass(slots=True)

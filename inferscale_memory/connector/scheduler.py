@@ -138,7 +138,7 @@ class SchedulerSide:
                 self._afresh.discard(name)
         self._store.unpin_all()
         moves, wipes = self._store.take_moves(), self._store.take_wipes()
-        return Orders(tuple(moves), tuple(wipes), tuple(loads), tuple(captures))
+        return Orders(tuple(moves), tuple(loads), tuple(captures), wipes=tuple(wipes))
 
     def observe(self, report: Report | None) -> None:
         """What the workers did in a step, all ranks merged."""
