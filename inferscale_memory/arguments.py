@@ -65,7 +65,9 @@ def as_words(value: object, name: str) -> str:
 
 def as_count(value: object, name: str, *, least: int = 0, most: int | None = None) -> int:
     """A whole number between `least` and `most`. Numbers of other libraries (numpy's) are taken, booleans are not."""
-    expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    expected = (
+        f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    )
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise refusal(name, value, expected)
     try:

@@ -13,6 +13,18 @@ class EngineError(InferScaleError, RuntimeError):
     """The engine could not be started, or ended."""
 
 
+class ClosedError(EngineError):
+    """A memory, a session or an engine was asked for something after its `close()`, or was closed meanwhile."""
+
+
+class ForkedError(EngineError):
+    """The engine runs in the process that this one was forked from, and answers only there."""
+
+
+class CopyError(InferScaleError, TypeError):
+    """Something that is open in this process was to be pickled, as for another process."""
+
+
 class ExtractionError(InferScaleError, RuntimeError):
     """Facts could not be drawn out of what was said: the model's answer was cut off, was no JSON, or none came.
     The words stay in the turn log."""

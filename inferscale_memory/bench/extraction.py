@@ -84,12 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Memory(
             engine=engine,
             folder=folder,
-            config={
-                "llm": {
-                    "provider": "inferscale",
-                    "config": {"max_tokens": options.max_tokens, "min_parameters": 0},
-                }
-            },
+            config={"llm": {"provider": "inferscale", "config": {"max_tokens": options.max_tokens}}},
         ) as memory,
     ):
         engine.asked = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Self
@@ -29,14 +29,16 @@ from inferscale_memory.engine.environment import home_folder
 from inferscale_memory.engine.served import Served, Told, meet
 from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
 from inferscale_memory.engine.wire import Address, DirectWire, LoopWire, Wire
-from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.errors import ClosedError, ConfigurationError
+from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
+from inferscale_memory.sharing import Shared
 
 SAMPLE = "On 12 May 2024, at 09:30, naïve Zoë paid 1,234.50 € for 3 çays.\n\tdef f(x): return {x: 'ω'}  # 日本語 🙂"
 
 
-class RemoteEngine:
+class RemoteEngine(Shared):
     """`Engine` over a vLLM server.
 
     Args:
@@ -89,6 +91,8 @@ class RemoteEngine:
         self._direct: DirectWire | None = None
         self._loops: dict[asyncio.AbstractEventLoop, LoopWire] = {}
         self._closed = False
+        close_at_exit(self, engine=True)
+        renew_after_fork(self)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -107,6 +111,7 @@ class RemoteEngine:
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer, from a folder on this machine; compared with the server's once."""
+        self._still_open()
         with self._loading:
             if self._tokenizer is None:
                 served = self._met()
@@ -133,7 +138,8 @@ class RemoteEngine:
         return self
 
     def close(self) -> None:
-        """Close all connections: what is under way at the server ends. A closed engine does not start again."""
+        """Close all connections: what is under way at the server ends, and raises ClosedError here. A closed engine
+        does not start again."""
         with self._lock:
             self._closed = True
             direct, self._direct = self._direct, None
@@ -145,6 +151,12 @@ class RemoteEngine:
                 ended = asyncio.run_coroutine_threadsafe(wire.aclose(), loop)
                 if _running_loop() is not loop:
                     ended.result(timeout=10)
+
+    def renew(self) -> None:
+        """In a forked child: connections are the parent's, the child makes its own."""
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+        leave_behind(self._direct, *self._loops.values())
+        self._direct, self._loops = None, {}
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -198,36 +210,51 @@ class RemoteEngine:
     # -- the body of both ---------------------------------------------------------------------------------------
 
     async def _encode(self, wire: Wire, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        served = await self._meet(wire)
-        results = await served.encode(requests)
-        if results and all(result.error is not None for result in results):
-            await served.recognize()
-        return results
+        with self._while_open():
+            served = await self._meet(wire)
+            results = await served.encode(requests)
+            if results and all(result.error is not None for result in results):
+                await served.recognize()
+            return results
 
     async def _generate(self, wire: Wire, prompt: Prompt, options: SamplingOptions) -> Completion:
-        served = await self._meet(wire)
-        completion = await served.generate(prompt, options)
-        if completion.refused is not None:
-            await served.recognize()
-        return completion
+        with self._while_open():
+            served = await self._meet(wire)
+            completion = await served.generate(prompt, options)
+            if completion.refused is not None:
+                await served.recognize()
+            return completion
 
     async def _stream(
         self, wire: Wire, prompt: Prompt, options: SamplingOptions
     ) -> AsyncGenerator[Chunk, None]:
-        served = await self._meet(wire)
-        async with aclosing(served.stream(prompt, options)) as chunks:
-            async for chunk in chunks:
-                if chunk.completion is not None and chunk.completion.refused is not None:
-                    await served.recognize()
-                yield chunk
+        with self._while_open():
+            served = await self._meet(wire)
+            async with aclosing(served.stream(prompt, options)) as chunks:
+                async for chunk in chunks:
+                    if chunk.completion is not None and chunk.completion.refused is not None:
+                        await served.recognize()
+                    yield chunk
 
     async def _at_hand(self, wire: Wire, owner: str, keys: Sequence[str]) -> set[str]:
-        served = await self._meet(wire)
-        return await served.at_hand(owner, keys) if served.told.connected else set()
+        with self._while_open():
+            served = await self._meet(wire)
+            return await served.at_hand(owner, keys) if served.told.connected else set()
 
     async def _forget(self, wire: Wire, owner: str, keys: Sequence[str], tags: Sequence[str]) -> int:
-        served = await self._meet(wire)
-        return await served.forget(owner, keys, tags) if served.told.connected else 0
+        with self._while_open():
+            served = await self._meet(wire)
+            return await served.forget(owner, keys, tags) if served.told.connected else 0
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """What breaks off because the engine was closed meanwhile raises ClosedError."""
+        try:
+            yield
+        except Exception as error:
+            if not self._closed:
+                raise
+            raise ClosedError(_CLOSED) from error
 
     # -- meeting the server -------------------------------------------------------------------------------------
 
@@ -263,7 +290,10 @@ class RemoteEngine:
 
     def _still_open(self) -> None:
         if self._closed:
-            raise EngineError("the engine was closed; make a new one")
+            raise ClosedError(_CLOSED)
+
+
+_CLOSED = "the engine was closed: make a new RemoteEngine"
 
 
 def _load(folder: Path, told: Told, url: str) -> Any:

@@ -47,16 +47,26 @@ from inferscale_memory.engine.hf_model import (
     resolve_device,
     resolve_dtype,
 )
-from inferscale_memory.errors import ConfigurationError, EngineError, InferScaleError, PromptError, first_line
+from inferscale_memory.errors import (
+    ClosedError,
+    ConfigurationError,
+    EngineError,
+    ForkedError,
+    InferScaleError,
+    PromptError,
+    first_line,
+)
 from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
 from inferscale_memory.kv.arena import Rows
+from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
+from inferscale_memory.sharing import Shared
 
 PREFILL_CHUNK = 1024
 """Most tokens of one forward: bounds the memory of attention scores."""
 
 
-class TransformersEngine:
+class TransformersEngine(Shared):
     """An `Engine` on a transformers model in this process. Many threads may call it; it loads on first use.
 
     Args:
@@ -93,18 +103,17 @@ class TransformersEngine:
             raise ConfigurationError(
                 f"blob_bytes={blob_bytes} holds no token: one takes {self._shape.row_bytes} bytes, pass more"
             )
-        # One lock guards model, arena and store. It is held for one forward at a time, so that answers and
-        # encodes of many threads take turns, and a stream that nobody reads blocks nobody.
+        # Two locks, in this order. `_lock` is held for one forward at a time, so that answers and encodes of many
+        # threads take turns, and a stream that nobody reads blocks nobody. `_blobs_lock` guards arena and store, and
+        # is held for moments only: who forgets, or asks what is at hand, waits for no forward.
         self._lock = threading.RLock()
+        self._blobs_lock = threading.RLock()
         self._loaded: _Loaded | None = None
         self._closed = False
+        self._forked = False
+        renew_after_fork(self)
 
     # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def model_folder(self) -> Path:
-        """Where the model's files lie."""
-        return self._folder
 
     @cached_property
     def fingerprint(self) -> str:
@@ -123,13 +132,18 @@ class TransformersEngine:
     def unsupported(self) -> str | None:
         return self._unsupported
 
+    encode_tokens = 1
+    """Requests are computed one after the other."""
+
     # -- encoding --------------------------------------------------------------------------------------------
 
     def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        """Prefill and keep, one request after the other. A failed one carries its error and no refs."""
+        """Prefill and keep, one request after the other. A failed one carries its error and no refs. Raises ClosedError
+        when the engine is closed meanwhile."""
         return [self._encode(request) for request in requests]
 
     def _encode(self, request: EncodeRequest) -> EncodeResult:
+        self._still_open()
         if self._unsupported is not None:
             return EncodeResult((), self._unsupported)
         error = self._unusable_ids(request.ids) or request.unusable
@@ -138,6 +152,8 @@ class TransformersEngine:
         try:
             loaded = self._load()
             return EncodeResult(self._keep(loaded, loaded.place_for_blobs(), request))
+        except (ClosedError, ForkedError):
+            raise
         except (InferScaleError, RuntimeError) as failure:  # torch raises RuntimeError: out of memory
             return EncodeResult((), first_line(failure))
 
@@ -152,7 +168,7 @@ class TransformersEngine:
         refs = tuple(BlobRef(key, len(fact)) for key, fact in zip(keys, facts, strict=True))
         wanted = sum(ref.tokens for ref in refs)
         store = blobs.store
-        with self._lock:
+        with self._blobs_lock:
             if all(key in store for key in keys):
                 store.touch(keys)
                 return refs
@@ -165,11 +181,11 @@ class TransformersEngine:
         try:
             data = self._capture(loaded, blobs, request)
         except BaseException:
-            with self._lock:
+            with self._blobs_lock:
                 store.release(rows)
             raise
         ends = np.cumsum([ref.tokens for ref in refs])[:-1]
-        with self._lock:
+        with self._blobs_lock:
             blobs.arena.write(rows, data)
             for ref, fact, places in zip(refs, facts, np.split(rows, ends), strict=True):
                 store.commit(ref.key, request.owner, digest_ids(fact), places)
@@ -323,8 +339,7 @@ class TransformersEngine:
 
     def _forward(self, loaded: _Loaded, ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
         with self._lock:
-            if self._closed:
-                raise EngineError(_CLOSED)
+            self._still_open()
             return loaded.forward(ids, cache)[-1]
 
     def _begun(self, loaded: _Loaded, prompt: Prompt, ids: Sequence[int]) -> _Injection:
@@ -340,7 +355,7 @@ class TransformersEngine:
             return _Injection(nothing, refused=self._unsupported)
         started = time.perf_counter()
         store, arena, layers = loaded.blobs.store, loaded.blobs.arena, loaded.blobs.layers
-        with self._lock:
+        with self._blobs_lock:
             entries, refused = _verified(store, prompt)
             store.touch(entry.key for entry in entries)
             rows = np.concatenate([_NO_ROWS, *(entry.rows[0] for entry in entries)])[: prompt_tokens - 1]
@@ -369,20 +384,26 @@ class TransformersEngine:
 
     def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that a prompt of `owner` could be injected with now."""
-        with self._lock:
-            blobs = self._loaded.blobs if self._loaded else None
-            if blobs is None:
-                return set()
+        blobs = self._blobs_held()
+        if blobs is None:
+            return set()
+        with self._blobs_lock:
             return {key for key in keys if _injectable(blobs.store.get(key), owner)}
 
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
         """Drop those of `keys` that are blobs of `owner`; returns how many. No cached blocks hold `tags`."""
-        with self._lock:
-            blobs = self._loaded.blobs if self._loaded else None
-            if blobs is None:
-                return 0
+        blobs = self._blobs_held()
+        if blobs is None:
+            return 0
+        with self._blobs_lock:
             theirs = [key for key in dict.fromkeys(keys) if _belongs(blobs.store.get(key), owner)]
             return sum(blobs.store.forget(key) for key in theirs)
+
+    def _blobs_held(self) -> _Blobs | None:
+        """None where nothing is loaded: then there are none."""
+        self._still_open()
+        loaded = self._loaded
+        return None if loaded is None else loaded.blobs
 
     # -- async twins -----------------------------------------------------------------------------------------
 
@@ -413,13 +434,23 @@ class TransformersEngine:
         return self
 
     def _load(self) -> _Loaded:
+        self._still_open()
         with self._lock:
-            if self._closed:
-                raise EngineError(_CLOSED)
+            self._still_open()
             if self._loaded is None:
                 with Console(stderr=True).status(f"Loading {self._folder.name} on {self._device} ..."):
                     self._loaded = self._load_model()
+                close_at_exit(self, engine=True)
             return self._loaded
+
+    def _still_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed: make a new TransformersEngine")
+        if self._forked:
+            raise ForkedError(
+                "the model was loaded before this process was forked, and its threads are the parent's: open the "
+                "memory, or make the engine, in the process that uses it"
+            )
 
     def _load_model(self) -> _Loaded:
         model = self._made_model()
@@ -440,10 +471,24 @@ class TransformersEngine:
         """The model as transformers makes it of the folder."""
         return load_model(self._folder, self._config, DTYPES[self._dtype])
 
+    @property
+    def forked(self) -> bool:
+        """Whether the model was loaded by the parent of this process, before it was forked."""
+        return self._forked
+
+    def renew(self) -> None:
+        """In a forked child: torch's threads, and what they held, stayed with the parent."""
+        free = self._lock.acquire(blocking=False)  # the forking thread may hold it itself
+        self._forked = self._forked or self._loaded is not None or not free
+        self._lock, self._blobs_lock = threading.RLock(), threading.RLock()
+        leave_behind(self._loaded)
+        self._loaded = None
+
     def close(self) -> None:
-        """Give back model and blobs; what needs them raises EngineError from then on."""
+        """Give back model and blobs, after the forward under way. What needs them, begun or not, raises ClosedError
+        from then on."""
+        self._closed = True
         with self._lock:
-            self._closed = True
             self._loaded = None
 
     def __enter__(self) -> Self:
@@ -455,7 +500,6 @@ class TransformersEngine:
         self.close()
 
 
-_CLOSED = "the engine is closed: make a new TransformersEngine"
 _NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 

@@ -7,15 +7,17 @@ from any number of threads and tasks are batched by vLLM. Nothing starts before 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import os
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from weakref import finalize
 
 from inferscale_memory.connector import protocol, secret
 from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
@@ -30,15 +32,17 @@ from inferscale_memory.engine.base import (
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
 from inferscale_memory.engine.fingerprint import read_config
 from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
-from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.errors import ClosedError, ConfigurationError, EngineError, ForkedError
+from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
+from inferscale_memory.sharing import Shared
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-class VLLMEngine:
+class VLLMEngine(Shared):
     """`Engine` over vLLM in this process's care.
 
     Args:
@@ -79,13 +83,10 @@ class VLLMEngine:
         self._tokenizer: Any = None
         self._server: _Server | None = None
         self._closed = False
+        self._forked = False
+        renew_after_fork(self)
 
     # -- what it is ---------------------------------------------------------------------------------------------
-
-    @property
-    def model_folder(self) -> Path:
-        """Where the model's files lie."""
-        return self._model
 
     @property
     def fingerprint(self) -> str:
@@ -102,6 +103,7 @@ class VLLMEngine:
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer; does not start the engine."""
+        self._still_open()
         with self._lock:
             if self._tokenizer is None:
                 from transformers import AutoTokenizer
@@ -119,10 +121,23 @@ class VLLMEngine:
         self._started()
         return self
 
+    @property
+    def forked(self) -> bool:
+        """Whether vLLM is the parent's of this process, which was forked when it ran."""
+        return self._forked
+
+    def renew(self) -> None:
+        """In a forked child: vLLM's loop and processes stay the parent's."""
+        self._forked = self._forked or self._server is not None or self._lock.locked()  # or it was starting
+        self._lock = threading.Lock()
+        if self._server is not None:
+            self._server.leave_to_parent()
+            self._server = None
+
     def close(self) -> None:
-        """End vLLM. What is under way fails; a closed engine does not start again."""
+        """End vLLM. What is under way raises ClosedError; a closed engine does not start again."""
+        self._closed = True
         with self._lock:
-            self._closed = True
             server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -153,15 +168,16 @@ class VLLMEngine:
                     return
                 yield chunk
         finally:
-            server.run(chunks.aclose())
+            with suppress(ClosedError, ForkedError):  # then it has ended
+                server.run(chunks.aclose())
 
     def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
-        server = self._started()
-        return server.run(server.at_hand(owner, keys))
+        server = self._running()
+        return set() if server is None else server.run(server.at_hand(owner, keys))
 
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
-        server = self._started()
-        return server.run(server.forget(owner, keys, tags))
+        server = self._running()
+        return 0 if server is None else server.run(server.forget(owner, keys, tags))
 
     # -- the async face -----------------------------------------------------------------------------------------
 
@@ -185,30 +201,44 @@ class VLLMEngine:
                     return
                 yield chunk
         finally:
-            await server.arun(chunks.aclose())
+            with suppress(ClosedError, ForkedError):
+                await server.arun(chunks.aclose())
 
     async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
-        server = await self._astarted()
-        return await server.arun(server.at_hand(owner, keys))
+        server = self._running()
+        return set() if server is None else await server.arun(server.at_hand(owner, keys))
 
     async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
-        server = await self._astarted()
-        return await server.arun(server.forget(owner, keys, tags))
+        server = self._running()
+        return 0 if server is None else await server.arun(server.forget(owner, keys, tags))
 
     # -- starting -----------------------------------------------------------------------------------------------
 
     def _started(self) -> _Server:
+        self._still_open()
         with self._lock:
-            if self._closed:
-                raise EngineError("the engine was closed; make a new one")
+            self._still_open()
             if self._server is None:
                 with _progress(f"Starting vLLM with {self._model.name}"):
                     self._server = _Server(self._model, self._options, self._budgets, self._secret)
+                close_at_exit(self, engine=True)
+                finalize(self, self._server.close_soon).atexit = False
             return self._server
 
     async def _astarted(self) -> _Server:
-        server = self._server
+        server = self._running()
         return server if server is not None else await asyncio.to_thread(self._started)
+
+    def _running(self) -> _Server | None:
+        """The vLLM that has started. One that has not, or is starting, holds nothing, and nobody waits for it."""
+        self._still_open()
+        return self._server
+
+    def _still_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine was closed: make a new one")
+        if self._forked:
+            raise ForkedError(_FORKED)
 
 
 class _Server(Asking):
@@ -217,8 +247,10 @@ class _Server(Asking):
     def __init__(self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes) -> None:
         super().__init__(secret_)
         self._names = itertools.count()
+        self._pid = os.getpid()
+        self._closing = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="inferscale-vllm", daemon=True)
+        self._thread = threading.Thread(target=self._loop_forever, name="inferscale-vllm", daemon=True)
         self._thread.start()
         try:
             self._llm = self.run(_start(model, options, budgets))
@@ -233,9 +265,9 @@ class _Server(Asking):
                     f"the connector did not answer at start-up ({found.get('error', 'no reply')}); "
                     "is INFERSCALE_SECRET the same for the engine and its client?"
                 )
-        except Exception as error:
+        except BaseException as error:
             self.close()
-            if isinstance(error, EngineError):
+            if isinstance(error, EngineError) or not isinstance(error, Exception):
                 raise
             raise EngineError(
                 f"vLLM could not start with {model}: {error}. `inferscale doctor` checks the installation."
@@ -245,26 +277,78 @@ class _Server(Asking):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` on the loop and wait for it, from any other thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with self._while_open():
+            future = self._submitted(work)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()  # Ctrl-C ends the work too
+                raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` on the loop and await it, from any other loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        with self._while_open():
+            return await asyncio.wrap_future(self._submitted(work))
+
+    def _submitted(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Raises ClosedError where the loop has ended, ForkedError where it is that of the parent process."""
+        if self._pid != os.getpid():
+            work.close()
+            raise ForkedError(_FORKED)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:
+            work.close()
+            raise ClosedError(_CLOSED) from error
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """What fails because vLLM was ended meanwhile raises ClosedError: vLLM has its own words for each moment."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError) as error:
+            if not self._closing or isinstance(error, ClosedError):
+                raise
+            raise ClosedError(_CLOSED) from error
 
     def close(self) -> None:
-        self.run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End vLLM, and wait until it has ended."""
+        self.close_soon()
         self._thread.join(timeout=30)
+
+    def close_soon(self) -> None:
+        """End vLLM. It may be called on any thread, the loop's own too."""
+        if self._closing or self._pid != os.getpid():
+            return
+        self._closing = True
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let nothing here end vLLM, neither the collection of garbage nor the end of the child."""
+        client = getattr(getattr(self, "_llm", None), "engine_core", None)
+        manager = getattr(getattr(client, "resources", None), "engine_manager", None)
+        for owner in (client, manager):
+            finalizer = getattr(owner, "_finalizer", None)
+            if finalizer is not None:
+                finalizer.detach()
+        leave_behind(self)
+
+    def _loop_forever(self) -> None:
+        self._loop.run_forever()
         self._loop.close()
 
     async def _end(self) -> None:
-        llm = getattr(self, "_llm", None)
-        if llm is not None:
-            llm.shutdown()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            llm = getattr(self, "_llm", None)
+            if llm is not None:
+                llm.shutdown()
+            await self._loop.shutdown_asyncgens()
+        finally:
+            self._loop.stop()
 
     # -- work, on the loop --------------------------------------------------------------------------------------
 
@@ -364,6 +448,13 @@ class _Server(Asking):
 
     def _name(self, kind: str) -> str:
         return f"{kind}-{next(self._names)}"
+
+
+_CLOSED = "the engine was closed meanwhile: make a new one"
+_FORKED = (
+    "vLLM was started before this process was forked, and answers only its parent: open the memory, or make the "
+    "engine, in the process that uses it"
+)
 
 
 async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,7 +212,7 @@ class DirectWire(Wire):
         self._client.close()
 
     async def all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-        if len(calls) < 2:
+        if len(calls) < 2 or not threading.main_thread().is_alive():  # at its end, Python starts no pool
             return [await call() for call in calls]
         with ThreadPoolExecutor(min(len(calls), AT_ONCE), "inferscale-remote") as pool:
             return list(pool.map(lambda call: run(call()), calls))

@@ -232,9 +232,11 @@ class Core:
         return [memory for memory in shown if now.get(memory.id) != memory.digest]
 
     def close(self) -> None:
-        """Stop encoding, and end the engine if it is ours."""
-        self.encoder.close()
+        """Stop encoding, and end the engine if it is ours. The encode under way breaks off with it; that of a caller's
+        engine is waited for."""
+        self.encoder.stop()
         self.engine.close()
+        self.encoder.close()
         self.journal.close()
 
     def held(self, memory_id: str) -> Payload | None:
@@ -274,22 +276,6 @@ def new_turns(messages: Any, metadata: Payload | None, timestamp: Any) -> list[N
             speaker = message.get("name") or dated.get("speaker") or role.capitalize()
             turns.append(NewTurn(role, str(speaker), text, when))
     return turns
-
-
-def spoken(messages: Any) -> Any:
-    """Those of the messages that an extraction reads: what the user and the assistant said in words. What mem0 refuses
-    is left to it."""
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    elif isinstance(messages, Mapping):
-        messages = [messages]
-    elif not isinstance(messages, list):
-        return messages
-    return [message for message in messages if not isinstance(message, Mapping) or _is_spoken(message)]
-
-
-def _is_spoken(message: Mapping[str, Any]) -> bool:
-    return message.get("role") in ("user", "assistant") and bool(_text(message.get("content")).strip())
 
 
 def _text(content: Any) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Condition, Thread, current_thread
 
 from inferscale_memory.engine.base import BlobRef, EncodeResult, Engine
-from inferscale_memory.errors import EngineError
+from inferscale_memory.errors import ClosedError, EngineError
 from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
+from inferscale_memory.lifetime import close_at_exit
 from inferscale_memory.memory.at_hand import AtHand, Preambles
 from inferscale_memory.memory.bounded import Bounded
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.neighbours import Neighbours
-from inferscale_memory.memory.plan import Planned, Planner, fact_words
+from inferscale_memory.memory.plan import Planned, Planner, fact_words, steps
 from inferscale_memory.memory.scope import turn_tag
 from inferscale_memory.memory.stacking import waves
 from inferscale_memory.prompt import PUBLIC_OWNER
@@ -29,6 +30,8 @@ Progress = Callable[[int, int], None]
 
 BATCH = 64
 CAPACITY = 4096
+STEP_TOKENS = 4096
+"""How many tokens an engine is given to encode at once, where it does not say itself how many it computes together."""
 _ATTEMPTS = 3
 _FAILED = 10_000
 """So many facts that could not be encoded are remembered, those that failed last."""
@@ -76,7 +79,8 @@ class Encoder:
         self._put_back: set[str] = set()
         self._broken: Exception | None = None
         self._closed = False
-        self._thread: Thread | None = None
+        self._thread: Thread | None = None  # while there is work
+        close_at_exit(self)
 
     # -- from outside ----------------------------------------------------------------------------------------
 
@@ -90,8 +94,8 @@ class Encoder:
         """
         if self._engine.started is None and not self._engine.eager:
             return
-        wait = wait and current_thread() is not self._thread
         with self._changed:
+            wait = wait and current_thread() is not self._thread
             for fact in ids:
                 if wait:
                     self._changed.wait_for(lambda: len(self._waiting) < CAPACITY or self._closed)
@@ -105,7 +109,7 @@ class Encoder:
 
     def flush(self, progress: Progress | None = None, timeout: float | None = None) -> None:
         """Wait until nothing is waiting. Raises the engine's error if it could not be started, TimeoutError
-        after `timeout` seconds."""
+        after `timeout` seconds, ClosedError when the memory is closed meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         start, shown = self._done, (0, 0)
         while True:
@@ -124,17 +128,25 @@ class Encoder:
                     self._changed.wait(rest)
         with self._changed:
             broken, self._broken = self._broken, None
+            closed = self._closed
         if broken is not None:
             raise broken
+        if closed:
+            raise ClosedError("the memory was closed before all facts were encoded: open it again")
 
-    def close(self) -> None:
-        """Stop after the batch under way. What is still waiting is encoded when it is next recalled."""
+    def stop(self) -> None:
+        """Begin nothing new. What is not encoded yet is encoded when it is next recalled."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and wait for the encode under way."""
+        self.stop()
+        thread = self._thread
+        if thread is not None and thread is not current_thread():
+            thread.join()
 
     # -- the worker ------------------------------------------------------------------------------------------
 
@@ -143,8 +155,9 @@ class Encoder:
             try:
                 self._encode(batch)
             except Exception as error:
-                _log.warning("%d facts stay text for now: %s", len(batch), error)
-                self._give_up(error)
+                if not self._closed:
+                    _log.warning("%d facts stay text for now: %s", len(batch), error)
+                    self._give_up(error)
             finally:
                 with self._changed:
                     self._done += len(batch)
@@ -152,8 +165,11 @@ class Encoder:
                     self._changed.notify_all()
 
     def _take(self) -> dict[str, bool] | None:
+        """The facts that are next; None when there are none, which ends the thread."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed or not self._waiting:
+                self._thread = None
+                return None
             names = list(self._waiting)
         # Not within the lock: who holds the journal's may be waiting for this one, to submit.
         try:
@@ -163,6 +179,7 @@ class Encoder:
             places = {}
         with self._changed:
             if self._closed:
+                self._thread = None
                 return None
             # Those go first that others may stand on.
             first = sorted(names, key=lambda fact: places.get(fact, 0))[:BATCH]
@@ -210,20 +227,30 @@ class Encoder:
     def _carry_out(self, engine: Engine, planned: Sequence[Planned]) -> None:
         while planned:
             again: list[Planned] = []
-            try:
-                results = self._run(engine, planned)
-            except Exception:
-                for plan in planned:
-                    self._forget_dead(plan, ())
-                raise
-            for plan, result in results:
-                simpler = [] if result.refs else plan.simpler()
-                if simpler:
-                    self._at_hand.drop(ref.key for ref in plan.request.base)  # perhaps one of them is not
-                    again += simpler
-                else:
-                    self._settle(engine, plan, result)
+            # Step by step, so that closing need not wait for more than one.
+            for step in steps(planned, getattr(engine, "encode_tokens", STEP_TOKENS)):
+                if self._closed:
+                    return
+                again += self._carry_out_step(engine, step)
             planned = again
+
+    def _carry_out_step(self, engine: Engine, planned: Sequence[Planned]) -> list[Planned]:
+        """Encode these; what is to be tried in their stead where that failed."""
+        again: list[Planned] = []
+        try:
+            results = self._run(engine, planned)
+        except Exception:
+            for plan in planned:
+                self._forget_dead(plan, ())
+            raise
+        for plan, result in results:
+            simpler = [] if result.refs else plan.simpler()
+            if simpler:
+                self._at_hand.drop(ref.key for ref in plan.request.base)  # perhaps one of them is not
+                again += simpler
+            else:
+                self._settle(engine, plan, result)
+        return again
 
     @staticmethod
     def _run(engine: Engine, planned: Sequence[Planned]) -> list[tuple[Planned, EncodeResult]]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.engine.environment import installed_engine
-from inferscale_memory.engine.size import parameters
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
 PROVIDERS = ("vllm", "transformers", "remote")
@@ -50,6 +49,7 @@ class LazyEngine:
         self._template: PromptTemplate | None = None
         self._options: dict[str, Any] = {}
         self._ours = spec is None or isinstance(spec, Mapping)
+        self._closed = False
         if spec is None or isinstance(spec, Mapping):
             self._options = dict(spec or {})
             provider = self._options.get("provider")
@@ -71,8 +71,9 @@ class LazyEngine:
 
     @property
     def started(self) -> Engine | None:
-        """The engine, if there is one already."""
-        return self._engine
+        """The engine, if there is one already that can be asked here: not that of the process this one was forked
+        from."""
+        return None if getattr(self._engine, "forked", False) else self._engine
 
     @property
     def outlives_us(self) -> bool:
@@ -92,22 +93,11 @@ class LazyEngine:
             return DEMO_MODEL.name
         return Path(str(named)).name
 
-    @property
-    def parameters(self) -> int | None:
-        """How many parameters its model has; None where that cannot be told. Starts nothing."""
-        if self._ours and self._engine is None:
-            named = self._options.get("model")
-            if named is None:
-                from inferscale_memory.fetch import DEMO_PARAMETERS
-
-                return DEMO_PARAMETERS
-            if Path(str(named)).expanduser().is_dir():
-                return parameters(Path(str(named)).expanduser())
-        folder = getattr(self.get(), "model_folder", None)
-        return None if folder is None else parameters(folder)
-
     def get(self) -> Engine:
-        """The engine; made now if there is none. Raises what making it raises."""
+        """The engine; made now if there is none. Raises what making it raises, and ClosedError after `close` unless
+        the engine is the caller's."""
+        if self._closed and self._ours:
+            raise ClosedError("the engine was closed with what it belongs to: open that again")
         with self._lock:
             if self._engine is None:
                 self._engine = _make(self._options)
@@ -122,12 +112,17 @@ class LazyEngine:
                 self._template = PromptTemplate(engine.tokenizer, **self._words)
             return self._template
 
+    @property
+    def forked(self) -> bool:
+        """Whether the engine runs in the process from which this one was forked."""
+        return bool(getattr(self._engine, "forked", False))
+
     def close(self) -> None:
         """End the engine, if this object made it."""
+        self._closed = True
         with self._lock:
             if self._ours and self._engine is not None:
                 self._engine.close()
-                self._engine = None
 
 
 def _make(spec: Mapping[str, Any]) -> Engine:

@@ -77,6 +77,21 @@ class _Item:
         return [fact.tag for fact in self.says]
 
 
+def steps(planned: Iterable[Planned], most: int) -> Iterator[list[Planned]]:
+    """`planned` in order, in runs of at most `most` tokens to compute; what has more by itself is a run of its own."""
+    step: list[Planned] = []
+    tokens = 0
+    for plan in planned:
+        more = len(plan.request.ids) - plan.request.base_tokens
+        if step and tokens + more > most:
+            yield step
+            step, tokens = [], 0
+        step.append(plan)
+        tokens += more
+    if step:
+        yield step
+
+
 def fact_words(fact: Fact) -> Words:
     return Words(fact.text, fact.speaker, fact.when)
 
@@ -155,8 +170,7 @@ class Planner:
         planned = self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
         base = tuple(BlobRef(blobs[other.fact].key, blobs[other.fact].tokens) for other in on)
         [kept] = planned.kept
-        held = (*kept.context.facts, *near.repeats)
-        context = replace(kept.context, facts=held, blobs=tuple(ref.key for ref in base))
+        context = replace(kept.context, blobs=tuple(ref.key for ref in base))
         request = replace(planned.request, base=(preamble, *base) if base and preamble is not None else ())
         return replace(planned, request=request, kept=(replace(kept, context=context, chained=chained),))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from threading import Lock
 
 from inferscale_memory.engine.base import Engine
+from inferscale_memory.errors import ClosedError
 from inferscale_memory.journal import Journal, Owed
 from inferscale_memory.memory.at_hand import AtHand
 from inferscale_memory.memory.engines import LazyEngine
@@ -66,6 +67,8 @@ def _told(engine: Engine, call: Owed) -> bool:
     try:
         engine.forget(call.owner, list(call.keys), list(call.tags))
         return True
+    except ClosedError:  # nobody is left to be told now
+        return False
     except Exception as error:
         _log.warning(
             "the engine could not be told to forget %d blobs (%s): it is told again at the next forgetting, at "

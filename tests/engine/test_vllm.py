@@ -17,6 +17,7 @@ from inferscale_memory.engine.vllm import VLLMEngine
 from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.engine.test_json import SCHEMA, assert_is_a_pet
+from tests.memory.test_exit import ended, remembered
 from tests.models import VOCAB, tiny_model
 
 pytestmark = pytest.mark.engine
@@ -93,7 +94,7 @@ def test_injected_memories_give_the_text_paths_answer(engine: VLLMEngine) -> Non
     injected = engine.generate(prompt, OPTIONS)
     text = engine.generate(prompt.as_text(), OPTIONS)
     assert injected.injected_tokens == length(prompt)
-    assert injected.prefilled_tokens == 13
+    assert injected.prefilled_tokens == 9
     assert injected.compose_s > 0
     assert injected.refused is None
     assert text.injected_tokens == 0
@@ -302,3 +303,11 @@ def test_a_script_needs_no_main_guard(model: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[0] == "once"
     assert done.stdout.count("once") == 1
+
+
+def test_a_program_that_ends_without_closing_ends_with_its_own_status(model: Path, tmp_path: Path) -> None:
+    engine = {"provider": "vllm", "model": str(model), "enforce_eager": True, **SETTINGS}
+    program = ended(tmp_path / "programs", engine, "exit")["exit"]
+    assert program.status == 3, program.err[-2000:]
+    assert program.loud == []
+    assert len(remembered(program.folder)) == 9
