@@ -369,6 +369,7 @@ DEMO_MODEL = Asset(
     unpack=_unpack_demo_model,
     modules=("gguf", "accelerate"),
 )
+DEMO_PARAMETERS = 134_515_008
 
 EMBEDDER = Asset(
     name="all-MiniLM-L6-v2",

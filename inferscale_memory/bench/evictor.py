@@ -1,20 +1,23 @@
-"""Somebody else's memories, as many as the device tier holds: asking for them pushes everything else to the host.
+"""Other people's memories, as many as the device tier holds: asking for them pushes everything else to the host.
 
-What is pushed out is what a busy server pushes out: blobs that were used longer ago. It must be shown, not believed:
-a completion's `promoted_tokens` says what came back from the host.
+What is pushed out is what a busy server pushes out. Owners share the tier, and whoever holds most gives way first: so
+the others are many, and each has less than anybody who is measured. It must be shown, not believed: a completion's
+`promoted_tokens` says what came back from the host.
 """
 
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
+from inferscale_memory.engine.base import Completion, EncodeRequest, SamplingOptions, Span
 from inferscale_memory.errors import EngineError
 from inferscale_memory.prompt import Prompt, Segment
 
-_OWNER = "user:somebody else"
-_FACT = 64
+_FACT = 16
+"""Tokens of each owner's only fact."""
+_AT_ONCE = 64
 
 
 class Evictor:
@@ -30,32 +33,35 @@ class Evictor:
     def __init__(self, engine: Any, tokens: int) -> None:
         self._engine = engine
         self._serial = 0
-        most = max(_FACT, min(2048, (engine.max_model_len - 8) // 2))
         draw = random.Random(0)
-        vocabulary = len(engine.tokenizer)
         special = set(engine.tokenizer.all_special_ids)
-        usual = [token for token in range(vocabulary) if token not in special]
+        usual = [token for token in range(len(engine.tokenizer)) if token not in special]
         self._suffix = Segment(tuple(usual[:4]))
-        self._prompts: list[tuple[Segment, ...]] = []
-        for start in range(0, tokens, most):
-            count = -(-min(most, tokens - start) // _FACT)
-            facts = [tuple(draw.choices(usual, k=_FACT)) for _ in range(count)]
-            ids = tuple(token for fact in facts for token in fact)
-            spans = tuple(Span(at, at + _FACT) for at in range(0, len(ids), _FACT))
-            [result] = engine.encode([EncodeRequest(_OWNER, ids, spans)])
+        requests = [
+            EncodeRequest(
+                f"user:somebody else {number}", tuple(draw.choices(usual, k=_FACT)), (Span(0, _FACT),)
+            )
+            for number in range(-(-tokens // _FACT))
+        ]
+        self._prompts: list[Prompt] = []
+        for request, result in zip(requests, engine.encode(requests), strict=True):
             if not result.refs:
                 raise EngineError(f"what is to fill the device tier could not be encoded: {result.error}")
-            self._prompts.append(
-                tuple(Segment(fact, ref.key) for fact, ref in zip(facts, result.refs, strict=True))
-            )
+            fact = Segment(request.ids, result.refs[0].key)
+            self._prompts.append(Prompt(request.owner, (fact, self._suffix)))
 
     def evict(self) -> None:
         """Ask for all of it. Raises EngineError when it was not injected: then nothing has given way."""
-        for facts in self._prompts:
-            self._serial += 1
-            prompt = Prompt(_OWNER, (*facts, self._suffix), f"evictor {self._serial}")
-            done = self._engine.generate(prompt, SamplingOptions(max_tokens=1, ignore_eos=True))
-            if done.injected_tokens < _FACT * len(facts):
-                raise EngineError(
-                    f"what is to fill the device tier was not injected ({done.refused}): give --host-bytes more"
-                )
+        self._serial += 1
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            for done in threads.map(self._ask, self._prompts):
+                if done.injected_tokens < _FACT:
+                    raise EngineError(
+                        f"what is to fill the device tier was not injected ({done.refused}): give --host-bytes more"
+                    )
+
+    def _ask(self, prompt: Prompt) -> Completion:
+        done: Completion = self._engine.generate(
+            prompt.salted(f"evictor {self._serial}"), SamplingOptions(max_tokens=1, ignore_eos=True)
+        )
+        return done

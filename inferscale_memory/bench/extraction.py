@@ -84,7 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Memory(
             engine=engine,
             folder=folder,
-            config={"llm": {"provider": "inferscale", "config": {"max_tokens": options.max_tokens}}},
+            config={
+                "llm": {
+                    "provider": "inferscale",
+                    "config": {"max_tokens": options.max_tokens, "min_parameters": 0},
+                }
+            },
         ) as memory,
     ):
         engine.asked = []

@@ -138,12 +138,21 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         meta = connector_output.kv_connector_worker_meta
         report = meta.report if isinstance(meta, StepReport) else None
         self._checked |= report is not None and report.status is not None
+        if report is not None and (stale := side.load_again(report)):
+            connector_output.finished_recving = (connector_output.finished_recving or set()) - stale
         self._guarded(None, lambda: side.observe(report))
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:
             manager = self._kv_cache_manager
             # Not guarded: wrong blocks would be left in the prefix cache.
             bad = side.loads_failed(report.failed_loads, lambda name: manager.get_block_ids(name)[0])
             manager.evict_blocks(bad | set(connector_output.invalid_block_ids or ()))
+
+    def reset_cache(self) -> bool:
+        """Forget every blob; vLLM asks for it when it sleeps, pauses or takes in new weights."""
+        side = self._scheduler
+        assert side is not None
+        side.reset()  # not guarded: blobs of the old weights would meet the new ones
+        return True
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         side = self._scheduler

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscale_memory.kv.arena import Rows
-from inferscale_memory.kv.store import Move
+from inferscale_memory.kv.store import Move, Wipe
 
 Slots = NDArray[np.int64]
 Piece = tuple[str, int, int]
@@ -52,8 +52,8 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Everything the worker side has to do in one step: moves first, captures in the forward, and loads before it
-    or, where no request of the step needs them, behind it.
+    """Everything the worker side has to do in one step: moves first, then wipes, captures in the forward, and loads
+    before it or, where no request of the step needs them, behind it.
 
     Attributes:
         repeated: slots of one token repeated from the beginning of its prompt: evidence for the start-up check, which
@@ -64,6 +64,7 @@ class Orders:
     loads: Sequence[Load] = ()
     captures: Sequence[Capture] = ()
     repeated: Slots | None = None
+    wipes: Sequence[Wipe] = ()
 
 
 @dataclass(slots=True)

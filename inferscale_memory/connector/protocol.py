@@ -7,11 +7,18 @@ is a `Refusal`, never an exception.
 
     {"inferscale": {"op": ..., "owner": o, "token": t, ...}} with, by op:
 
-    encode   "spans": [[start, stop], ...], "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...]
-    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...], "receipt": r
+    encode   "spans": [[start, stop], ...], "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...],
+             "seal": s
+    inject   "segments": [[key, tokens], ...], "nonce": s, "mentions": [[tag, at], ...], "seal": s, "receipt": r
     probe    "keys": [key, ...]
-    forget   "keys": [key, ...], "tags": [tag, ...]
+    forget   "keys": [key, ...], "tags": [tag, ...], "seal": s
     outcome  "receipt": r
+
+A tag names a fact, whoever owns it: an agent's fact may stand as text in a user's prompt. So a token is not enough to
+name one. On the wire a tag is a MAC under the server's secret, and whoever mentions or forgets tags needs a seal, a MAC
+of the owner, of what is done with the tags and of all of them. An encode and an inject need it without any tags too. So
+a client that holds a token alone can neither guess a tag, nor forget one that it has seen in a prompt, nor have names
+remembered for its own prompts, and what else is in its requests is not even read.
 
 A streamed answer over HTTP has no place for the connector's reply. So an inject may carry a receipt, a name that its
 client makes up for it, under which the same owner can ask once, when the stream has ended, what became of it.
@@ -21,18 +28,25 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import le, lt
 from typing import Any
 
-from inferscale_memory.kv.key import hash_fields
+import numpy as np
+
+from inferscale_memory.kv.key import composition_fields, hash_fields
 
 NAME = "inferscale"
-MAX_ITEMS = 65_536
-"""Most segments, spans, keys, tags or mentions in one request."""
+MAX_ITEMS = 4096
+"""Most keys, tags, mentions or segments in one request, spans counted among the segments. Reading them takes time from
+everybody's steps."""
 MAX_TEXT = 512
-"""Most characters in an owner, key, tag, nonce, receipt or token."""
+"""Most characters in an owner, nonce, receipt or token."""
+MAX_NAME = 40
+"""Most characters in a key or tag on the wire, on average over a list: as many as ours have."""
 MAX_POSITION = 2**31
 
 Mention = tuple[str, int]
@@ -74,7 +88,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Forget:
     """Drop these blobs of the owner everywhere, and every cached block that holds them or, in whosever prompt,
-    mentions these tags: a tag is as good as a password for that, so make it one that nobody guesses."""
+    mentions these tags."""
 
     owner: str
     keys: tuple[str, ...] = ()
@@ -131,11 +145,9 @@ def compose_salt(
     nonce: str = "",
 ) -> str:
     """`cache_salt` under which, and only under which, a request is injected with this composition."""
-    flat = [part for key, tokens in segments for part in (key.encode(), str(tokens).encode())]
     scale = b"1"  # keys are injected as they were computed
-    return hash_fields(
-        secret, b"compose", fingerprint.encode(), owner.encode(), lora.encode(), scale, nonce.encode(), *flat
-    )
+    names = (fingerprint.encode(), owner.encode(), lora.encode(), scale, nonce.encode())
+    return hash_fields(secret, b"compose", *names, *composition_fields(segments))
 
 
 def encode_salt(
@@ -148,8 +160,7 @@ def encode_salt(
     nonce: str = "",
 ) -> str:
     """`cache_salt` under which, and only under which, an encode of this owner runs that begins with these blobs."""
-    flat = [part for key, tokens in segments for part in (key.encode(), str(tokens).encode())]
-    based = [nonce.encode(), *flat] if segments else []
+    based = [nonce.encode(), *composition_fields(segments)] if segments else []
     return hash_fields(secret, b"encode", fingerprint.encode(), owner.encode(), lora.encode(), *based)
 
 
@@ -158,11 +169,34 @@ def text_salt(secret: bytes, fingerprint: str, owner: str, *, nonce: str = "") -
     return hash_fields(secret, b"text", fingerprint.encode(), owner.encode(), nonce.encode())
 
 
+def same_text(one: str | None, other: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell how much of them is."""
+    return hmac.compare_digest((one or "").encode(errors="replace"), other.encode())
+
+
+# -- tags -------------------------------------------------------------------------------------------------------------
+
+
+def wire_tag(secret: bytes, tag: str) -> str:
+    """What stands for a tag in requests: 40 hex digits that nobody can make without the secret."""
+    return blake2b(tag.encode(), key=secret, digest_size=20, person=b"tag").hexdigest()
+
+
+def seal(secret: bytes, use: str, owner: str, tags: Iterable[str]) -> str:
+    """Proof that a holder of the secret lets `owner` name these tags, as they are on the wire.
+
+    Args:
+        use: "mention" or "forget". A seal for one is none for the other.
+    """
+    text = "\0".join((use, str(len(owner)), owner, *tags))
+    return blake2b(text.encode(), key=secret, digest_size=20, person=b"seal").hexdigest()
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def params(ask: Ask, secret: bytes) -> dict[str, Any]:
-    """The `kv_transfer_params` that say `ask`, signed for its owner."""
+    """The `kv_transfer_params` that say `ask`, signed for its owner. Tags are made into those of the wire."""
     body: dict[str, Any] = {
         "op": type(ask).__name__.lower(),
         "owner": ask.owner,
@@ -170,21 +204,30 @@ def params(ask: Ask, secret: bytes) -> dict[str, Any]:
     }
     match ask:
         case Encode():
-            body |= {"spans": [list(s) for s in ask.spans], "mentions": [list(m) for m in ask.mentions]}
+            body |= {"spans": [list(s) for s in ask.spans]} | _sealed_mentions(ask, secret)
             if ask.segments:
                 body |= {"segments": [list(s) for s in ask.segments], "nonce": ask.nonce}
         case Inject():
             body |= {"segments": [list(s) for s in ask.segments], "nonce": ask.nonce}
-            body |= {"mentions": [list(m) for m in ask.mentions]}
+            body |= _sealed_mentions(ask, secret)
             if ask.receipt:
                 body["receipt"] = ask.receipt
         case Probe():
             body |= {"keys": list(ask.keys)}
         case Forget():
-            body |= {"keys": list(ask.keys), "tags": list(ask.tags)}
+            tags = [wire_tag(secret, tag) for tag in ask.tags]
+            body |= {"keys": list(ask.keys), "tags": tags}
+            if tags:
+                body["seal"] = seal(secret, "forget", ask.owner, tags)
         case Outcome():
             body |= {"receipt": ask.receipt}
     return {NAME: body}
+
+
+def _sealed_mentions(ask: Encode | Inject, secret: bytes) -> dict[str, Any]:
+    tags = {tag: wire_tag(secret, tag) for tag, _ in ask.mentions}
+    sealed = seal(secret, "mention", ask.owner, (tags[tag] for tag, _ in ask.mentions))
+    return {"mentions": [[tags[tag], at] for tag, at in ask.mentions], "seal": sealed}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -215,85 +258,124 @@ def _parse(body: Any, secret: bytes) -> Ask | Refusal:
     if not owner_proved(secret, owner, token):
         return Refusal("the owner token is missing, expired or of another owner or secret")
     match body.get("op"):
-        case "encode":
-            return Encode(owner, _spans(body), _mentions(body), _segments(body), _text(body, "nonce"))
+        case "encode":  # mentions first: without the seal nothing else is read
+            mentions = _mentions(body, owner, secret)
+            if len(_list(body, "spans")) + len(_list(body, "segments")) > MAX_ITEMS:
+                raise _MalformedError(f"'spans' and 'segments' may hold {MAX_ITEMS} items together")
+            return Encode(owner, _spans(body), mentions, _segments(body), _text(body, "nonce"))
         case "inject":
-            return Inject(
-                owner, _segments(body), _text(body, "nonce"), _mentions(body), _text(body, "receipt")
-            )
+            mentions = _mentions(body, owner, secret)
+            return Inject(owner, _segments(body), _text(body, "nonce"), mentions, _text(body, "receipt"))
         case "probe":
-            return Probe(owner, _texts(body, "keys"))
+            return Probe(owner, _names(body, "keys"))
         case "forget":
-            return Forget(owner, _texts(body, "keys"), _texts(body, "tags"))
+            tags = _names(body, "tags")
+            if tags:
+                _check_seal(body, "forget", owner, tags, secret)
+            return Forget(owner, _names(body, "keys"), tags)
         case "outcome":
             return Outcome(owner, _text(body, "receipt"))
         case _:
             raise _MalformedError("'op' must be encode, inject, probe, forget or outcome")
 
 
+def _check_seal(body: dict[str, Any], use: str, owner: str, tags: Sequence[str], secret: bytes) -> None:
+    if not same_text(_text(body, "seal"), seal(secret, use, owner, tags)):
+        raise _MalformedError("its seal is missing, or of other tags, another owner, use or secret")
+
+
 def _text(body: dict[str, Any], name: str) -> str:
     value = body.get(name, "")
-    if not _is_text(value):
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not _encodes(value):
         raise _MalformedError(f"'{name}' must be a string of at most {MAX_TEXT} characters")
     return str(value)
 
 
-def _texts(body: dict[str, Any], name: str) -> tuple[str, ...]:
-    values = _list(body, name)
-    if not all(_is_text(value) for value in values):
-        raise _MalformedError(f"'{name}' must hold strings of at most {MAX_TEXT} characters")
-    return tuple(values)
-
-
-def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        return False
+def _encodes(text: str) -> bool:
+    """Whether it has no lone surrogate, which JSON can carry."""
+    if text.isascii():
+        return True
     try:
-        value.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can carry
+        text.encode()
+    except UnicodeEncodeError:
         return False
     return True
 
 
-def _list(body: dict[str, Any], name: str) -> list[Any]:
-    values = body.get(name, [])
+# Lists may hold thousands of items, and their reading takes time from everybody's steps: what is checked of all items
+# is checked by built-ins over whole columns.
+
+
+def _list(body: dict[str, Any], name: str) -> Sequence[Any]:
+    values = body.get(name, ())
     if not isinstance(values, list | tuple) or len(values) > MAX_ITEMS:
         raise _MalformedError(f"'{name}' must be a list of at most {MAX_ITEMS} items")
-    return list(values)
+    return values
 
 
-def _pairs(body: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
+def _names(body: dict[str, Any], name: str) -> tuple[str, ...]:
+    values = tuple(_list(body, name))
+    if not _are_names(values):
+        raise _MalformedError(
+            f"'{name}' must hold strings of at most {MAX_NAME} characters, as keys and tags have"
+        )
+    return values
+
+
+def _columns(body: dict[str, Any], name: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The first and the second of all pairs."""
     values = _list(body, name)
-    if not all(isinstance(value, list | tuple) and len(value) == 2 for value in values):
-        raise _MalformedError(f"'{name}' must hold pairs")
-    return [(first, second) for first, second in values]
+    if not values:
+        return (), ()
+    try:
+        if set(map(type, values)) <= {list, tuple}:
+            first, second = zip(*values, strict=True)
+            return first, second
+    except ValueError:  # they are not all pairs
+        pass
+    raise _MalformedError(f"'{name}' must hold pairs")
 
 
-def _is_position(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_POSITION
+def _are_names(values: Sequence[Any]) -> bool:
+    try:
+        text = "".join(values)
+    except TypeError:  # they are not all strings
+        return False
+    return len(text) <= MAX_NAME * len(values) and "\0" not in text and _encodes(text)
 
 
-def _mentions(body: dict[str, Any]) -> tuple[Mention, ...]:
-    pairs = _pairs(body, "mentions")
-    if not all(_is_text(tag) and _is_position(at) for tag, at in pairs):
+def _are_positions(values: Sequence[Any], least: int = 0) -> bool:
+    if not values:
+        return True
+    if set(map(type, values)) != {int}:
+        return False
+    try:
+        numbers = np.frombuffer(array("q", values), dtype=np.int64)
+    except OverflowError:
+        return False
+    return bool(numbers.min() >= least and numbers.max() < MAX_POSITION)
+
+
+def _mentions(body: dict[str, Any], owner: str, secret: bytes) -> tuple[Mention, ...]:
+    tags, positions = _columns(body, "mentions")
+    if not (_are_names(tags) and _are_positions(positions)):
         raise _MalformedError("'mentions' must hold [tag, position]")
-    return tuple(pairs)
+    _check_seal(body, "mention", owner, tags, secret)
+    return tuple(zip(tags, positions, strict=True))
 
 
 def _segments(body: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-    pairs = _pairs(body, "segments")
-    if not all(_is_text(key) and _is_position(tokens) and tokens > 0 for key, tokens in pairs):
+    keys, tokens = _columns(body, "segments")
+    if not (_are_names(keys) and _are_positions(tokens, least=1)):
         raise _MalformedError("'segments' must hold [key, tokens]")
-    return tuple(pairs)
+    return tuple(zip(keys, tokens, strict=True))
 
 
 def _spans(body: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    pairs = _pairs(body, "spans")
-    end = 0
-    for start, stop in pairs:
-        if not (_is_position(start) and _is_position(stop) and end <= start < stop):
-            raise _MalformedError("'spans' must hold ordered, disjoint, non-empty [start, stop]")
-        end = stop
-    if not pairs:
+    starts, stops = _columns(body, "spans")
+    if not starts:
         raise _MalformedError("'spans' is empty: nothing would be kept")
-    return tuple(pairs)
+    right = _are_positions(starts) and _are_positions(stops)
+    if not right or not all(map(lt, starts, stops)) or not all(map(le, stops, starts[1:])):
+        raise _MalformedError("'spans' must hold ordered, disjoint, non-empty [start, stop]")
+    return tuple(zip(starts, stops, strict=True))

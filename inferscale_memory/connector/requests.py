@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscale_memory.connector.protocol import Encode, Inject
+from inferscale_memory.connector.protocol import NAME, Encode, Inject
 from inferscale_memory.connector.residency import Name
 from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.key import digest_ids
 from inferscale_memory.kv.store import Entry
+
+PARAMS = "kv_transfer_params"
+"""Where vLLM carries them among the sampling parameters."""
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ class Encoding:
     error: str | None = None
     blobs: list[list[Any]] = field(default_factory=list)
     fresh: bool = False  # recompute everything: a prefix-cache hit reached into what is to be kept
-    forgotten: list[Name] = field(default_factory=list)
+    forgotten: set[Name] = field(default_factory=set)
 
     @property
     def open(self) -> bool:
@@ -83,7 +86,9 @@ class Injection:
     promoted: int = 0
     lost: int = 0
     compose_s: float = 0.0
-    forgotten: list[Name] = field(default_factory=list)
+    checked: int = 0  # leading segments that the prompt's ids are known to be those of
+    stale: bool = False  # what it loads was computed by a model that may be another one now
+    forgotten: set[Name] = field(default_factory=set)
 
     def mentions(self) -> list[tuple[Name, int]]:
         """What the prompt holds: the tags it names, and the blobs it is composed of."""
@@ -96,6 +101,21 @@ class Answer:
     """A request whose answer is known when it arrives."""
 
     reply: dict[str, Any]
+
+
+def take_params(request: Any) -> Any:
+    """What a request carries for connectors. What it carries for us is taken out of it: vLLM prints the parameters of
+    requests into its logs and crash dumps, and there a token, an owner or a tag has no business."""
+    raw = request.kv_transfer_params
+    kept = {**raw} if isinstance(raw, dict) else None
+    if kept is not None and NAME in kept:
+        del kept[NAME]
+    request.kv_transfer_params = kept
+    sampling: Any = getattr(request, "sampling_params", None)
+    extra = getattr(sampling, "extra_args", None)
+    if isinstance(extra, dict) and PARAMS in extra:
+        sampling.extra_args = {**extra, PARAMS: kept}
+    return raw
 
 
 def not_plain(request: Any) -> str | None:

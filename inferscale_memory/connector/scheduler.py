@@ -18,28 +18,31 @@ Invariants:
 
 from __future__ import annotations
 
+import hmac
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscale_memory.connector import protocol
+from inferscale_memory.connector.admission import Admission
 from inferscale_memory.connector.metadata import Capture, Load, Orders, Report
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe, Refusal
+from inferscale_memory.connector.receipts import Receipts
 from inferscale_memory.connector.requests import (
     Answer,
     Encoding,
     Injection,
     Match,
-    adapter_of,
     digest_of,
-    not_plain,
+    take_params,
 )
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
-from inferscale_memory.kv.key import blob_key
+from inferscale_memory.connector.running import Running
 from inferscale_memory.kv.store import BlobStore, Entry
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
@@ -47,8 +50,7 @@ logger = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
 """vLLM's placeholder for blocks that slid out of an attention window: nothing may be written there."""
-MAX_OUTCOMES = 1024
-"""Most outcomes kept for clients that have not asked yet: a client asks when its stream has ended, or never."""
+RESET = "the engine's caches were reset, and its weights may have changed; encode again"
 
 
 class SchedulerSide:
@@ -64,20 +66,19 @@ class SchedulerSide:
         unsupported: str | None,
         ahead: bool = False,
     ) -> None:
-        self._secret = secret
-        self._fingerprint = fingerprint
+        self._admission = Admission(secret, fingerprint, store.tiers[0].capacity, unsupported)
         self._block_size = block_size
         self._store = store
-        self._unsupported = unsupported
         self._ahead = ahead
         self._planned: list[Load] = []
         self._waiting: str | None = None  # the encode that waits for room before all others
         self._residency: Residency | None = None
         self._requests: dict[str, Encoding | Injection | Answer] = {}
-        self._outcomes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()  # by (owner, receipt)
-        self._loading: dict[
-            str, Injection
-        ] = {}  # until their workers report: the request may have ended before
+        self._running = Running()
+        self._afresh: set[str] = set()  # encodes that are to pass over the prefix cache, and do not yet
+        self._receipts = Receipts()
+        # Until their workers report: the request may have ended before.
+        self._loading: dict[str, Injection] = {}
 
     def bind_cache(self, cache: PrefixCache) -> None:
         """The prefix cache of this engine, once vLLM has made it."""
@@ -87,11 +88,12 @@ class SchedulerSide:
 
     def arrived(self, request: Any) -> None:
         """Read what a new request asks. Forgetting happens here and now."""
-        ask = protocol.parse(request.kv_transfer_params, self._secret)
-        if not isinstance(request.kv_transfer_params, dict):
-            request.kv_transfer_params = None
-        if ask is not None:
-            self._requests[request.request_id] = self._admit(request, ask)
+        ask = protocol.parse(take_params(request), self._admission.secret)
+        if ask is None:
+            return
+        state = self._requests[request.request_id] = self._admit(request, ask)
+        if isinstance(state, Encoding | Injection):
+            self._running.add(request.request_id, state.mentions())
 
     def match(self, request: Any, cached: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the `cached` local ones will be injected. Changes no blob."""
@@ -128,18 +130,22 @@ class SchedulerSide:
         first = self._requests.get(self._waiting or "")
         if not (isinstance(first, Encoding) and first.unreserved):
             self._waiting = None
-        for state in self._requests.values():
-            if isinstance(state, Encoding) and state.fresh and not state.request.skip_reading_prefix_cache:
+        for name in list(self._afresh):
+            state = self._requests.get(name)
+            if isinstance(state, Encoding) and not state.request.skip_reading_prefix_cache:
                 self._begin_afresh(state)
+            else:
+                self._afresh.discard(name)
         self._store.unpin_all()
-        return Orders(tuple(self._store.take_moves()), tuple(loads), tuple(captures))
+        moves, wipes = self._store.take_moves(), self._store.take_wipes()
+        return Orders(tuple(moves), tuple(loads), tuple(captures), wipes=tuple(wipes))
 
     def observe(self, report: Report | None) -> None:
         """What the workers did in a step, all ranks merged."""
         if report is None:
             return
-        if report.status and self._unsupported is None:
-            self._unsupported = report.status
+        if report.status and self._admission.unsupported is None:
+            self._admission.unsupported = report.status
         for name in report.failed_loads:  # first: what the same step computed behind them is not to be kept
             state = self._requests.get(name)
             if isinstance(state, Encoding) and state.error is None:
@@ -181,16 +187,17 @@ class SchedulerSide:
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """The request has ended or was aborted: what to tell the client."""
+        names = self._running.remove(request.request_id)
         match self._requests.pop(request.request_id, None):
             case Encoding() as encoding:
                 if encoding.open:
                     self._fail(encoding, "the encode ended before all of it was kept")
-                self._note(encoding)
+                self._note(encoding, names)
                 reply: dict[str, Any] = {"blobs": encoding.blobs, "error": encoding.error}
                 if encoding.base is not None:
                     reply["injected"] = encoding.base.injected
             case Injection() as injection:
-                self._note(injection)
+                self._note(injection, names)
                 reply = {
                     "injected": injection.injected,
                     "promoted": injection.promoted,
@@ -199,10 +206,10 @@ class SchedulerSide:
                     "refused": injection.refused,
                     "missing": list(injection.missing),
                 }
-                self._remember(injection.ask, reply)
+                self._receipts.keep(injection.ask.owner, injection.ask.receipt, reply)
             case Answer(reply):
                 if "fingerprint" in reply:  # the start-up check may have ended since the probe arrived
-                    reply["unsupported"] = self._unsupported
+                    reply["unsupported"] = self._admission.unsupported
             case _:
                 return None
         return {protocol.NAME: reply}
@@ -216,75 +223,24 @@ class SchedulerSide:
             case Probe():
                 return Answer(
                     {
-                        "at_hand": [key for key in ask.keys if self._usable(ask.owner, key)],
-                        "fingerprint": self._fingerprint,
-                        "unsupported": self._unsupported,
+                        "at_hand": [
+                            key for key in self._store.known(ask.keys) if self._usable(ask.owner, key)
+                        ],
+                        "fingerprint": self._admission.fingerprint,
+                        "unsupported": self._admission.unsupported,
                     }
                 )
             case Forget():
                 return Answer({"dropped": self._forget(ask)})
             case Outcome():
-                return Answer({"outcome": self._outcomes.pop((ask.owner, ask.receipt), None)})
+                return Answer({"outcome": self._receipts.take(ask.owner, ask.receipt)})
+            case Encode() | Inject() if ask.mentions and len(ask.mentions) > request.num_prompt_tokens:
+                reason = f"{len(ask.mentions)} mentions in a prompt of {request.num_prompt_tokens} tokens"
+                return Answer({"error": reason, "refused": reason})
             case Encode():
-                return self._admit_encode(request, ask)
+                return self._admission.encode(request, ask)
             case Inject():
-                return self._admit_inject(request, ask)
-
-    def _admit_encode(self, request: Any, ask: Encode) -> Encoding:
-        ids = request.prompt_token_ids
-        problem = self._unsupported or not_plain(request)
-        if problem is None and not self._under(protocol.encode_salt, request, ask):
-            problem = "an encode runs only under the encode salt of its owner and of what it begins with"
-        if problem is None and ask.spans[-1][1] > len(ids):
-            problem = f"a span ends at {ask.spans[-1][1]}, the prompt has {len(ids)} tokens"
-        based = sum(tokens for _, tokens in ask.segments)
-        if problem is None and ask.spans[0][0] < based:
-            problem = f"a span begins at {ask.spans[0][0]}, within the {based} tokens that are injected"
-        # A refused one is prefilled all the same: what it mentions has to be found in the prefix cache.
-        spans = ask.spans if problem is None else ()
-        keys = tuple(
-            blob_key(
-                self._secret, self._model(request), ask.owner, ids[:start], ids[start:stop], ask.segments
-            )
-            for start, stop in spans
-        )
-        positions = np.concatenate(
-            [np.empty(0, dtype=np.int64), *(np.arange(start, stop, dtype=np.int64) for start, stop in spans)]
-        )
-        arrived = np.zeros(len(positions), dtype=np.bool_)
-        base = None
-        if ask.segments:
-            base = Injection(Inject(ask.owner, ask.segments), request, barred=problem is not None)
-        return Encoding(ask, request, base, keys, positions, arrived, error=problem)
-
-    def _admit_inject(self, request: Any, ask: Inject) -> Injection:
-        problem = self._unsupported or not_plain(request)
-        if problem is None and not self._under(protocol.compose_salt, request, ask):
-            problem = "a request is injected only under the salt of its composition"
-        if problem is None and sum(tokens for _, tokens in ask.segments) > len(request.prompt_token_ids):
-            problem = "the composition is longer than the prompt"
-        return Injection(ask, request, refused=problem, barred=problem is not None)
-
-    def _under(self, salt: Callable[..., str], request: Any, ask: Encode | Inject) -> bool:
-        """Whether a request has the salt that `salt` makes of what it asks."""
-        return bool(
-            request.cache_salt
-            == salt(
-                self._secret,
-                self._fingerprint,
-                ask.owner,
-                ask.segments,
-                lora=adapter_of(request),
-                nonce=ask.nonce,
-            )
-        )
-
-    def _remember(self, ask: Inject, reply: dict[str, Any]) -> None:
-        """Keep the reply for a client that will ask for it: one whose answer is streamed."""
-        if ask.receipt:
-            self._outcomes[ask.owner, ask.receipt] = reply
-            while len(self._outcomes) > MAX_OUTCOMES:
-                self._outcomes.popitem(last=False)
+                return self._admission.inject(request, ask)
 
     def _usable(self, owner: str, key: str) -> Entry | None:
         entry = self._store.get(key)
@@ -314,15 +270,16 @@ class SchedulerSide:
         position = 0
         owner = injection.ask.owner
         injection.missing = tuple(k for k, _ in injection.ask.segments if self._usable(owner, k) is None)
-        for key, tokens in injection.ask.segments:
+        for number, (key, tokens) in enumerate(injection.ask.segments):
             entry = self._usable(owner, key)
             if entry is None:
                 break
-            if entry.tokens != tokens or entry.ids_digest != digest_of(
-                injection.request, ids[position : position + tokens]
-            ):
-                injection.refused = "the prompt's token ids are not those of the blob"
-                break
+            if number >= injection.checked:  # a key stands for the same ids for ever
+                digest = digest_of(injection.request, ids[position : position + tokens])
+                if entry.tokens != tokens or not hmac.compare_digest(entry.ids_digest, digest):
+                    injection.refused = "the prompt's token ids are not those of the blob"
+                    break
+                injection.checked = number + 1
             entries.append(entry)
             position += tokens
         return entries
@@ -391,6 +348,7 @@ class SchedulerSide:
         catch."""
         if encoding.open and encoding.base is None and cached > encoding.ask.spans[0][0]:
             encoding.fresh = True
+            self._afresh.add(encoding.request.request_id)
             return None, False  # until `build` has found room for it
         tokens = encoding.unreserved
         # What fills the tier now is pinned or being kept: it will be free again.
@@ -473,12 +431,8 @@ class SchedulerSide:
             self._store.commit(key, encoding.ask.owner, digest, rows)
             encoding.blobs.append([key, stop - start])
             taken += stop - start
+        self._store.touch_composition(encoding.keys)
         encoding.rows = None
-
-    def _model(self, request: Any) -> str:
-        """The model a blob belongs to: an adapter makes it another one."""
-        lora = adapter_of(request)
-        return f"{self._fingerprint}+{lora}" if lora else self._fingerprint
 
     def _fail(self, encoding: Encoding, reason: str) -> None:
         """Keep nothing of this encode, not even what was stored already and its client has not heard of."""
@@ -494,38 +448,61 @@ class SchedulerSide:
 
     def _forget(self, ask: Forget) -> int:
         """Drop blobs and cached blocks now, and see to it that requests in flight leave none behind."""
-        names = {(ask.owner, key) for key in ask.keys} | {("", tag) for tag in ask.tags}
-        for state in self._requests.values():
+        names: set[Name] = {*zip(repeat(ask.owner), ask.keys), *zip(repeat(""), ask.tags)}
+        for name, found in self._running.holding(names).items():
+            state = self._requests.get(name)
             if isinstance(state, Encoding | Injection):
-                self._forget_running(state, names)
+                self._forget_running(state, found)
         if self._residency is not None:
-            for name in names:
-                self._residency.evict(name)
+            self._residency.evict_all(names)
         dropped = 0
-        for key in ask.keys:
+        for key in self._store.known(ask.keys):
             entry = self._store.get(key)
             if entry is not None and entry.owner == ask.owner:
                 dropped += self._store.forget(key)
         return dropped
 
-    def _forget_running(self, state: Encoding | Injection, names: set[Name]) -> None:
-        found: dict[Name, int] = {}
-        for name, at in state.mentions():
-            found[name] = min(at, found.get(name, at))
-        hit = names & found.keys()
-        if not hit:
-            return
-        state.forgotten += hit
+    def _forget_running(self, state: Encoding | Injection, found: Mapping[Name, int]) -> None:
+        """Names that a request under way holds, by where they first stand, are forgotten."""
+        state.forgotten |= found.keys()
         if isinstance(state, Encoding) and state.error is None:
             self._fail(state, "a fact in it was forgotten meanwhile")
         if self._residency is not None:
-            first = min(found[name] for name in hit) // self._block_size
+            first = min(found.values()) // self._block_size
             self._residency.evict_hashes(list(state.request.block_hashes)[first:])
 
-    def _note(self, state: Encoding | Injection) -> None:
+    def _note(self, state: Encoding | Injection, names: Mapping[Name, int]) -> None:
         """Remember where the facts of a request that ends are cached; evict what was forgotten while it ran."""
         if self._residency is None:
             return
-        self._residency.note(state.mentions(), state.request.block_hashes)
-        for name in state.forgotten:
-            self._residency.evict(name)
+        self._residency.note(names.items(), state.request.block_hashes)
+        self._residency.evict_all(state.forgotten)
+
+    # -- when the model may be another one ----------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every blob: vLLM resets its caches when weights change, and what was computed with the old ones must
+        not be injected into the new. Encodes that have begun fail, those that wait go on. A load under way counts as
+        failed, so that the request that waits for it is computed."""
+        for state in self._requests.values():
+            if (
+                isinstance(state, Encoding)
+                and state.error is None
+                and (state.rows is not None or state.blobs)
+            ):
+                self._fail(state, RESET)
+        for injection in self._loading.values():
+            injection.stale = True
+        self._planned = [replace(load, broken=True) for load in self._planned]
+        self._store.clear()
+
+    def load_again(self, report: Report) -> set[str]:
+        """The requests of whose loads a report tells that were ordered before a reset. They go on waiting, for a load
+        that fails in the next step: so vLLM has them computed."""
+        stale = {name for name in report.loaded if (load := self._loading.get(name)) and load.stale}
+        for name in stale:
+            del report.loaded[name]
+            injection = self._loading[name]
+            injection.stale = False
+            self._plan(injection, self._broken_load(injection, ()))
+        return stale

@@ -178,6 +178,9 @@ class WorkerSide:
     def _move(self) -> None:
         for move in self._orders.moves:
             self.arenas[move.target].copy_rows(self.arenas[move.source], move.source_rows, move.target_rows)
+        for wipe in self._orders.wipes:
+            if self.arenas:  # none where blobs were refused before there was any
+                self.arenas[wipe.tier].wipe(wipe.rows)
 
     def _fail_loads(self, loads: Sequence[Load]) -> None:
         for load in loads:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from inferscale_memory.connector import protocol
-from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
+from inferscale_memory.connector.protocol import MAX_ITEMS, Encode, Forget, Inject, Probe
 from inferscale_memory.engine.base import (
     BlobRef,
     Completion,
@@ -91,6 +91,13 @@ class Asking(ABC):
             return EncodeResult((), request.unusable)
         if len(request.ids) + 2 > self.max_model_len:
             return EncodeResult((), f"{len(request.ids)} tokens do not fit the model's {self.max_model_len}")
+        most = min(MAX_ITEMS, len(request.ids))
+        blobs = len(request.spans) + len(request.base)
+        for what, count in (("blobs", blobs), ("mentions", len(request.mentions))):
+            if count > most:
+                return EncodeResult(
+                    (), f"{count} {what} in one encode, {most} are possible: keep less in one"
+                )
         spans = tuple((span.start, span.stop) for span in request.spans)
         base = tuple((ref.key, ref.tokens) for ref in request.base)
         nonce = uuid4().hex if base else ""
@@ -145,13 +152,19 @@ class Asking(ABC):
 
     def _transfer(self, prompt: Prompt, *, receipt: str = "") -> tuple[int, dict[str, Any] | None, str]:
         """(tokens asked to be injected, the request's parameters, its cache salt)."""
-        parts = () if self.unsupported else prompt.composition
+        parts = () if self.unsupported else prompt.composition[:MAX_ITEMS]
         composition = tuple((part.key, len(part.ids)) for part in parts if part.key is not None)
         mentions, position = [], 0
         for segment in prompt.segments:
             if segment.tag is not None:
                 mentions.append((segment.tag, position))
             position += len(segment.ids)
+        if (
+            self.connected and len(mentions) > MAX_ITEMS
+        ):  # they could not all be found when they are forgotten
+            raise PromptError(
+                f"the prompt holds {len(mentions)} memories, {MAX_ITEMS} are possible: recall less"
+            )
         if not self.connected or not (composition or mentions):
             return 0, None, self._salt(prompt.owner, prompt.salt)
         # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
@@ -231,5 +244,6 @@ def _refusal(reply: Mapping[str, Any], asked: int, injected: int, known: int) ->
     return str(reason) if reason else "not all blobs fit the device tier at once"
 
 
-def _batches(items: Sequence[str], size: int = 4096) -> list[tuple[str, ...]]:
+def _batches(items: Sequence[str], size: int = MAX_ITEMS) -> list[tuple[str, ...]]:
+    """`items` in parts that one request takes."""
     return [tuple(items[start : start + size]) for start in range(0, len(items), size)]

@@ -115,6 +115,11 @@ class TransformersEngine(Shared):
 
     # -- what it is ------------------------------------------------------------------------------------------
 
+    @property
+    def model_folder(self) -> Path:
+        """Where the model's files lie."""
+        return self._folder
+
     @cached_property
     def fingerprint(self) -> str:
         return model_fingerprint(self._folder, dtype=self._dtype)

@@ -89,6 +89,11 @@ class VLLMEngine(Shared):
     # -- what it is ---------------------------------------------------------------------------------------------
 
     @property
+    def model_folder(self) -> Path:
+        """Where the model's files lie."""
+        return self._model
+
+    @property
     def fingerprint(self) -> str:
         return self._started().fingerprint
 

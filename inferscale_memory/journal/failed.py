@@ -41,6 +41,8 @@ _SCHEMA = (
     """,
 )
 _COLUMNS = "number, ids, options, error, attempts, failed_at"
+_SAID = "(SELECT min(turn) FROM failed_turns WHERE failed_turns.number = failed_adds.number), number"
+"""When a call was said: what was split off from one came later, and stands behind its first half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,24 @@ class FailedAdds:
                     [(number, turn.number) for turn in turns],
                 )
 
+    def split(self, first: Turn, second: Turn) -> list[int]:
+        """Make two calls out of one, which begin with the turns `first` and `second`: their numbers, in order. Empty
+        where there is no call about `first`."""
+        known = self._about([first])
+        if known is None:
+            return []
+        with self._change() as db:
+            other = db.execute(
+                "INSERT INTO failed_adds (scope, ids, words, error, attempts, failed_at)"
+                " SELECT scope, ids, words, error, attempts, failed_at FROM failed_adds WHERE number = ?",
+                (known,),
+            ).lastrowid
+            db.execute(
+                "UPDATE failed_turns SET number = ? WHERE number = ? AND turn >= ?",
+                (other, known, second.number),
+            )
+        return [known, int(other or 0)]
+
     def settle(self, turns: Sequence[Turn]) -> None:
         """A call about these turns went well."""
         known = self._about(turns)
@@ -133,12 +153,12 @@ class FailedAdds:
 
     def all(self) -> list[FailedAdd]:
         """Oldest first."""
-        return self._rows(self._read(f"SELECT {_COLUMNS} FROM failed_adds ORDER BY number"))
+        return self._rows(self._read(f"SELECT {_COLUMNS} FROM failed_adds ORDER BY {_SAID}"))
 
     def of_scope(self, scope: str) -> list[FailedAdd]:
         """Those of one scope, oldest first."""
         return self._rows(
-            self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY number", scope)
+            self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY {_SAID}", scope)
         )
 
     def get(self, number: int) -> FailedAdd | None:

@@ -26,10 +26,10 @@ from inferscale_memory.journal.failed import FailedAdds
 from inferscale_memory.journal.owed import OwedForgetting
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn, instant
 from inferscale_memory.journal.retention import TRIMMED_EVERY, drop_empty, trim
+from inferscale_memory.journal.said import says
 from inferscale_memory.journal.schema import in_memory as copy_of
 from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
-from inferscale_memory.journal.traces import says
 from inferscale_memory.journal.words import packed
 from inferscale_memory.sqlite import transaction, trouble
 

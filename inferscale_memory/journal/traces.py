@@ -36,20 +36,6 @@ def spellings(text: str) -> list[bytes]:
     return list(dict.fromkeys(spelling.encode("utf-8", "surrogatepass").lower() for spelling in spelled))
 
 
-def says(said: str, text: str) -> bool:
-    """Whether `text` stands in what was said, word for word, whatever its case."""
-    if _folded(text.strip()) not in _folded(
-        said
-    ):  # a hundredth of what the pattern costs that is not known yet
-        return False
-    return re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", said, re.IGNORECASE) is not None
-
-
-def _folded(text: str) -> str:
-    """Two letters that `re` takes for the same are the same here."""
-    return text.replace("İ", "i").replace("ı", "i").casefold()
-
-
 def find(data: bytes, wanted: Iterable[bytes]) -> list[int]:
     """Offsets at which one of `spellings` begins, in any case of its letters. In an SQLite database also where it
     goes on on a page elsewhere, as the end of a long row does."""

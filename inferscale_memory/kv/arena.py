@@ -87,6 +87,12 @@ class Arena:
         index = self.index(rows)
         return torch.stack((self.keys[:, index], self.values[:, index]), dim=1)
 
+    def wipe(self, rows: Rows) -> None:
+        """Fill rows with zeros."""
+        index = self.index(rows)
+        self.keys.index_fill_(1, index, 0)
+        self.values.index_fill_(1, index, 0)
+
     def copy_rows(self, source: Arena, source_rows: Rows, rows: Rows) -> None:
         """Copy rows of another arena (another tier) into rows of this one."""
         theirs, ours = source.index(source_rows), self.index(rows)

@@ -6,6 +6,7 @@ is never updated and never invalidated: other content has another key.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -27,11 +28,16 @@ def digest_ids(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
 
 def hash_fields(secret: bytes, *fields: bytes) -> str:
     """Hex BLAKE2b of length-prefixed fields, keyed by `secret` (at most 64 bytes; empty means unkeyed)."""
-    hasher = blake2b(key=secret, digest_size=KEY_BYTES)
-    for item in fields:
-        hasher.update(len(item).to_bytes(8, "little"))
-        hasher.update(item)
-    return hasher.hexdigest()
+    return _hasher(secret, *fields).hexdigest()
+
+
+def composition_fields(segments: Sequence[tuple[str, int]]) -> tuple[bytes, bytes]:
+    """(key, tokens) of blobs in order, as fields to be hashed: two large ones, because there may be thousands. No key
+    has a zero byte in it."""
+    if not segments:
+        return b"", b""
+    keys, tokens = zip(*segments, strict=True)
+    return array("q", tokens).tobytes(), "\0".join(keys).encode()
 
 
 def blob_key(
@@ -48,12 +54,36 @@ def blob_key(
         base: (key, tokens) of the blobs that were injected for the first of `context_ids`. What they hold is in their
             keys, so what the new one holds is in its own, however deep the pile.
     """
-    kind = (b"based", *(part for key, tokens in base for part in (key.encode(), b"%d" % tokens)))
-    return hash_fields(
-        secret,
-        *(kind if base else (b"blob",)),
-        fingerprint.encode(),
-        owner.encode(),
-        ids_bytes(context_ids),
-        ids_bytes(fact_ids),
-    )
+    ids = [*context_ids, *fact_ids]
+    [key] = blob_keys(secret, fingerprint, owner, ids, [(len(context_ids), len(ids))], base)
+    return key
+
+
+def blob_keys(
+    secret: bytes,
+    fingerprint: str,
+    owner: str,
+    ids: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    base: Sequence[tuple[str, int]] = (),
+) -> list[str]:
+    """The keys of several blobs of one prompt: of `ids[start:stop]`, prefilled after `ids[:start]`, for each of
+    `spans`, which are in order. Every id is hashed once, however many spans there are."""
+    kind = (b"based", *composition_fields(base)) if base else (b"blob",)
+    hasher = _hasher(secret, *kind, fingerprint.encode(), owner.encode())
+    text, hashed, keys = ids_bytes(ids), 0, []
+    for start, stop in spans:
+        hasher.update(text[hashed * 4 : stop * 4])
+        hashed = stop
+        ended = hasher.copy()
+        ended.update(start.to_bytes(8, "little") + stop.to_bytes(8, "little"))
+        keys.append(ended.hexdigest())
+    return keys
+
+
+def _hasher(secret: bytes, *fields: bytes) -> blake2b:
+    hasher = blake2b(key=secret, digest_size=KEY_BYTES)
+    for item in fields:
+        hasher.update(len(item).to_bytes(8, "little"))
+        hasher.update(item)
+    return hasher

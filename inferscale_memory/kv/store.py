@@ -8,17 +8,22 @@ Invariants:
 - A copy in a lower tier stays when a blob is promoted, so most evictions move nothing. Where room is short such copies
   go first: no blob is lost while a tier has room for all that stands on no faster one, and for what is being promoted.
 - What is pinned is neither evicted nor demoted, on any tier, until `unpin_all`.
-- Moves are to be executed in the order of `take_moves`, before anything else of their step.
+- Moves are to be executed in the order of `take_moves`, before anything else of their step, and then its wipes.
+- Rows that are given back are wiped in the next step that is ordered, before anything else is written to them: what a
+  forgotten or evicted blob held is nowhere any more, whoever has its rows next.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+
+import numpy as np
 
 from inferscale_memory.kv.arena import Rows
+from inferscale_memory.kv.shares import Shares
 from inferscale_memory.kv.tier import Tier
 
 
@@ -43,19 +48,29 @@ class Move:
     target_rows: Rows
 
 
-class BlobStore:
-    """Blobs over tiers, fastest first, each with a budget and least-recently-used eviction."""
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Fill rows of one tier with zeros."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    tier: int
+    rows: Rows
+
+
+class BlobStore:
+    """Blobs over tiers, fastest first, each with a budget. Where room is short, `Shares` says who gives way."""
+
+    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.monotonic) -> None:
         if not tiers:
             raise ValueError("a blob store needs at least one tier")
         self.tiers = tuple(tiers)
         self._entries: dict[str, Entry] = {}
-        self._recency: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
+        self._shares = tuple(Shares(clock) for _ in tiers)
         self._copies: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
         self._stored = [0] * len(tiers)  # tokens of blobs, by tier
         self._pinned: set[str] = set()
         self._moves: list[Move] = []
+        self._unwiped = [np.zeros(tier.capacity, dtype=np.bool_) for tier in tiers]
+        self._given_back = [False] * len(tiers)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -67,12 +82,25 @@ class BlobStore:
         """The entry of `key` if its blob is at hand on any tier. Changes nothing."""
         return self._entries.get(key)
 
+    def known(self, keys: Iterable[str]) -> list[str]:
+        """Those of `keys` whose blobs are at hand, in order. Changes nothing."""
+        return list(filter(self._entries.__contains__, keys))
+
     def touch(self, keys: Iterable[str]) -> None:
         """Mark as used just now, in order."""
         for key in keys:
-            for order in (*self._recency, *self._copies):
-                if key in order:
-                    order.move_to_end(key)
+            entry = self._entries.get(key)
+            if entry is None:
+                continue
+            for number in entry.rows:
+                self._shares[number].touch(entry.owner, key)
+                if key in self._copies[number]:
+                    self._copies[number].move_to_end(key)
+
+    def touch_composition(self, keys: Iterable[str]) -> None:
+        """Mark blobs that are injected behind each other as used just now. The last one gives way first: nothing is
+        injected behind one that is missing."""
+        self.touch(reversed(list(keys)))
 
     def pin(self, keys: Iterable[str]) -> None:
         """Keep these where they are until `unpin_all`."""
@@ -85,6 +113,17 @@ class BlobStore:
         """Copies to be carried out, in order; each is returned once."""
         moves, self._moves = self._moves, []
         return moves
+
+    def take_wipes(self) -> list[Wipe]:
+        """Rows to be wiped behind the moves of the same step; each is returned once."""
+        wipes = []
+        for number, unwiped in enumerate(self._unwiped):
+            if self._given_back[number]:
+                self._given_back[number] = False
+                if len(rows := np.flatnonzero(unwiped)):
+                    wipes.append(Wipe(number, rows))
+                    unwiped[rows] = False
+        return wipes
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -103,7 +142,7 @@ class BlobStore:
 
     def release(self, rows: Rows) -> None:
         """Give back what `reserve` handed out and nobody committed."""
-        self.tiers[0].give(rows)
+        self._give(0, rows)
 
     def commit(self, key: str, owner: str, ids_digest: bytes, rows: Rows) -> Entry:
         """Enter a blob whose tensors now stand complete in `rows`. A key that is known keeps its first blob."""
@@ -125,6 +164,12 @@ class BlobStore:
         for number in list(entry.rows):
             self._displace(entry, number)
         return True
+
+    def clear(self) -> None:
+        """Drop every blob. What is reserved stays reserved."""
+        for key in list(self._entries):
+            self.forget(key)
+        self._moves.clear()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -153,36 +198,38 @@ class BlobStore:
         if self.promotable(entries) < len(entries):
             return False
         self.pin(entry.key for entry in entries)
+        # Now, so that what is pinned is last to be looked at, and when all have their places.
+        self.touch_composition(entry.key for entry in entries)
         for entry in entries:
             if 0 not in entry.rows:
                 self._bring_up(entry)
-        self.touch(entry.key for entry in entries)
+        self.touch_composition(entry.key for entry in entries)
         return True
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _bring_up(self, entry: Entry) -> None:
         self._make_room(0, entry.tokens)
-        rows = self.tiers[0].take(entry.tokens)
-        assert rows is not None, "promotable() said there was room"
-        source = min(entry.rows)
-        self._moves.append(Move(source, entry.rows[source], 0, rows))
-        self._place(entry, 0, rows)
+        self._copy(entry, min(entry.rows), 0)
+
+    def _copy(self, entry: Entry, source: int, target: int) -> None:
+        """Have a blob copied to another tier, where there is room for it."""
+        rows = self.tiers[target].take(entry.tokens)
+        assert rows is not None, "there was room"
+        self._unwiped[target][rows] = False  # they are written whole
+        self._moves.append(Move(source, entry.rows[source], target, rows))
+        self._place(entry, target, rows)
 
     def _make_room(self, number: int, tokens: int) -> bool:
-        """Evict from a tier until `tokens` are free, the least recently used first, and copies of what stands on a
-        faster one before all others. False if they cannot be."""
+        """Evict from a tier until `tokens` are free: first copies of what stands on a faster one, then as `Shares` has
+        it. False if they cannot be."""
         if tokens > self._room(number):
             return False
-        missing, victims = tokens - self.tiers[number].free, dict[str, Entry]()
-        for key in chain(self._copies[number], self._recency[number]):
-            if missing <= 0:
-                break
-            if key not in self._pinned and key not in victims:
-                victims[key] = self._entries[key]
-                missing -= victims[key].tokens
-        for victim in victims.values():
-            self._evict(number, victim)
+        while self.tiers[number].free < tokens:
+            key = next((key for key in self._copies[number] if key not in self._pinned), None)
+            key = key or self._shares[number].victim(self._pinned)
+            assert key is not None, "_room() counted what may be evicted"
+            self._evict(number, self._entries[key])
         return True
 
     def _room(self, number: int) -> int:
@@ -194,16 +241,21 @@ class BlobStore:
 
     def _place(self, entry: Entry, number: int, rows: Rows) -> None:
         entry.rows[number] = rows
-        self._recency[number][entry.key] = None
+        self._shares[number].add(entry.owner, entry.key, entry.tokens)
         self._stored[number] += entry.tokens
         self._tell_copies(entry)
 
     def _displace(self, entry: Entry, number: int) -> None:
-        self.tiers[number].give(entry.rows.pop(number))
-        del self._recency[number][entry.key]
+        self._give(number, entry.rows.pop(number))
+        self._shares[number].remove(entry.owner, entry.key)
         self._copies[number].pop(entry.key, None)
         self._stored[number] -= entry.tokens
         self._tell_copies(entry)
+
+    def _give(self, number: int, rows: Rows) -> None:
+        self.tiers[number].give(rows)
+        self._unwiped[number][rows] = True
+        self._given_back[number] = True
 
     def _tell_copies(self, entry: Entry) -> None:
         """Which of its places are not the fastest it has."""
@@ -217,10 +269,7 @@ class BlobStore:
         """Drop a blob's copy on one tier, keeping it on the next where there is no other copy and there is room."""
         below = number + 1
         if len(entry.rows) == 1 and below < len(self.tiers) and self._make_room(below, entry.tokens):
-            rows = self.tiers[below].take(entry.tokens)
-            assert rows is not None, "_make_room() made it"
-            self._moves.append(Move(number, entry.rows[number], below, rows))
-            self._place(entry, below, rows)
+            self._copy(entry, number, below)
         self._displace(entry, number)
         if not entry.rows:
             del self._entries[entry.key]

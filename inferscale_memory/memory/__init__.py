@@ -7,10 +7,14 @@ environment.prepare_mem0()  # mem0 reads these when it is imported, so before an
 from inferscale_memory.memory.async_memory import AsyncMemory  # noqa: E402
 from inferscale_memory.memory.audit import Audit, Place  # noqa: E402
 from inferscale_memory.memory.chat import Chat  # noqa: E402
+from inferscale_memory.memory.heard import in_parts_next  # noqa: E402
 from inferscale_memory.memory.injection import Injection  # noqa: E402
 from inferscale_memory.memory.memory import Memory  # noqa: E402
+from inferscale_memory.memory.quiet import quiet  # noqa: E402
 from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
 from inferscale_memory.memory.session import AsyncChatSession, ChatSession  # noqa: E402
+
+quiet(in_parts_next)
 
 __all__ = [
     "AsyncChatSession",

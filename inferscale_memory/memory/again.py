@@ -6,6 +6,7 @@ What is made again is what is still in the log: it must never bring back words t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from inferscale_memory.journal import FailedAdd, Journal, NewTurn, Turn
@@ -24,6 +25,26 @@ def said_in_vain(journal: Journal, scope: Scope, turns: Sequence[NewTurn]) -> li
         if [(turn.role, turn.text) for turn in known] == said:
             return known
     return []
+
+
+def said_in_part(journal: Journal, scope: Scope, turns: Sequence[NewTurn]) -> list[list[Turn]]:
+    """The turns of each failed call about a part of these messages, one behind the other. They are said once more, so
+    those calls need not be made again."""
+    said = [(turn.role, turn.text) for turn in turns]
+    parts = []
+    for call in journal.failed_adds.of_scope(scope.key):
+        known = journal.turns(call.turns)
+        part = [(turn.role, turn.text) for turn in known]
+        places = range(len(said) - len(part) + 1)
+        if 0 < len(part) < len(said) and any(said[place : place + len(part)] == part for place in places):
+            parts.append(known)
+    return parts
+
+
+def middle(turns: Sequence[Turn]) -> int:
+    """Index of the turn with which the second half of their words begins: neither the first nor behind the last."""
+    sizes = list(accumulate(len(turn.text or "") for turn in turns))
+    return min(range(1, len(turns)), key=lambda place: abs(2 * sizes[place - 1] - sizes[-1]))
 
 
 def as_messages(turns: Sequence[Turn]) -> list[dict[str, str]]:

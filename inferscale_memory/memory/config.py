@@ -30,7 +30,7 @@ from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.environment import home
 from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.legacy_options import current_options
-from inferscale_memory.memory.llm import PROVIDER, register
+from inferscale_memory.memory.llm import OWN_OPTIONS, PROVIDER, register
 from inferscale_memory.memory.store_files import StoreFiles, name_of
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def _options_of(part: str, provider: Any) -> Collection[str]:
         return _parameters(BaseEmbedderConfig)
     if part == "llm":
         if provider in (None, PROVIDER):
-            return _parameters(BaseLlmConfig)
+            return [*_parameters(BaseLlmConfig), *OWN_OPTIONS]
         if isinstance(provider, str) and provider in LlmFactory.provider_to_class:
             return _parameters(LlmFactory.provider_to_class[provider][1])
     return ()

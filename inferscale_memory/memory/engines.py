@@ -12,6 +12,7 @@ from typing import Any
 
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.engine.environment import installed_engine
+from inferscale_memory.engine.size import parameters
 from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.prompt import PromptTemplate
 
@@ -92,6 +93,20 @@ class LazyEngine:
 
             return DEMO_MODEL.name
         return Path(str(named)).name
+
+    @property
+    def parameters(self) -> int | None:
+        """How many parameters its model has; None where that cannot be told. Starts nothing."""
+        if self._ours and self._engine is None:
+            named = self._options.get("model")
+            if named is None:
+                from inferscale_memory.fetch import DEMO_PARAMETERS
+
+                return DEMO_PARAMETERS
+            if Path(str(named)).expanduser().is_dir():
+                return parameters(Path(str(named)).expanduser())
+        folder = getattr(self.get(), "model_folder", None)
+        return None if folder is None else parameters(folder)
 
     def get(self) -> Engine:
         """The engine; made now if there is none. Raises what making it raises, and ClosedError after `close` unless

@@ -8,6 +8,7 @@ never quote it: it holds what a user said.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from mem0.exceptions import LLMError
 from mem0.memory.utils import extract_json, remove_code_blocks
 
 from inferscale_memory.errors import ExtractionError
+from inferscale_memory.memory.grounding import copied
+from inferscale_memory.scripts import word_count
 
 LEAST_ANSWER = 256
 """Tokens of answer below which extraction is not begun: there would be room for a fact or two."""
@@ -45,6 +48,15 @@ Oslo on 2025-03-05 with her dog Pip", "attributed_to": "user"}]}
 """
 """For models in whose context mem0's instructions, of 8,000 tokens, leave no room for a conversation."""
 
+EXAMPLE_NAMES = ("Lena", "Oslo", "Pip", "2025-03-04", "2025-03-05")
+"""Names and numbers of the example in `SHORT_INSTRUCTIONS`."""
+
+NOTHING = '{"memory": []}'
+"""The answer of a model that finds nothing to remember."""
+
+_BESIDE = re.compile(r"## Last k Messages\n.*?\n\n## New Messages\n", re.DOTALL)
+_ROLE = re.compile(r"^(?:user|assistant|system):", re.MULTILINE)
+
 
 class ExtractionLLMError(ExtractionError, LLMError):  # type: ignore[misc]  # mem0 has no types
     """An extraction that failed, as mem0's error of a failed model call too, which apps catch."""
@@ -53,6 +65,14 @@ class ExtractionLLMError(ExtractionError, LLMError):  # type: ignore[misc]  # me
         LLMError.__init__(
             self, message, error_code="LLM_001", suggestion="Call retry_failed() on the memory, or add again."
         )
+
+
+class TooMuchError(ExtractionLLMError):
+    """The messages, or the facts in them, are more than the model takes at once. Fewer of them may fit."""
+
+
+class CopiedError(ExtractionLLMError):
+    """The model has copied its instructions, and drawn nothing out of the messages."""
 
 
 def is_extraction(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -68,6 +88,48 @@ def shortened(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [{**messages[0], "content": SHORT_INSTRUCTIONS + suffix}, *messages[1:]]
 
 
+def says_nothing(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these are mem0's messages of an extraction from messages without a word."""
+    return is_extraction(messages) and not _ROLE.sub("", _new_messages(messages)).strip()
+
+
+def alone(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """mem0's messages of an extraction without what it puts beside the new messages: the last ones, and what is known
+    already. Both only help to understand the new ones."""
+    head, *rest = messages
+    *between, last = rest
+    text = _BESIDE.sub(
+        "## Last k Messages\n\n\n## Recently Extracted Memories\n[]\n\n## Existing Memories\n[]\n\n## New Messages\n",
+        str(last.get("content")),
+        count=1,
+    )
+    return [head, *between, {**last, "content": text}]
+
+
+def without_copies(answer: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """An answer to `SHORT_INSTRUCTIONS` without the facts that were copied out of them; as it is where there are none,
+    or where mem0 cannot read it.
+
+    Raises:
+        CopiedError: all of them were.
+    """
+    try:
+        facts = _read(remove_code_blocks(answer))["memory"]
+        said = str(messages[-1].get("content"))
+        own = [fact for fact in facts if not _is_copy(fact.get("text") or "", said)]
+    except (ValueError, LookupError, TypeError, AttributeError):  # `check_answer` says what is wrong with it
+        return answer
+    if facts and not own:
+        raise CopiedError(
+            f"the model has copied the example of its instructions: take a larger one. {_REMEDY}"
+        )
+    return answer if len(own) == len(facts) else json.dumps({"memory": own}, ensure_ascii=False)
+
+
+def _is_copy(fact: str, said: str) -> bool:
+    return copied(fact, said=said, instructions=SHORT_INSTRUCTIONS, names=EXAMPLE_NAMES)
+
+
 def schema_for(messages: Sequence[Mapping[str, Any]], max_tokens: int) -> dict[str, Any]:
     """The JSON schema of an extraction's answer.
 
@@ -75,8 +137,8 @@ def schema_for(messages: Sequence[Mapping[str, Any]], max_tokens: int) -> dict[s
     depends on how much was said and on what `max_tokens` hold. mem0 reads no `linked_memory_ids`, so there are
     none.
     """
-    said = _section(str(messages[-1].get("content")), "## New Messages\n", "\n\n## Observation Date\n")
-    facts = min(_MOST_FACTS, max_tokens // _TOKENS_PER_FACT, 2 + len(said.split()) // _WORDS_PER_FACT)
+    words = word_count(_new_messages(messages))
+    facts = min(_MOST_FACTS, max_tokens // _TOKENS_PER_FACT, 2 + words // _WORDS_PER_FACT)
     fact = {
         "type": "object",
         "properties": {
@@ -135,7 +197,12 @@ def _read(text: str) -> Any:
         return json.loads(extract_json(text), strict=False)
 
 
+def _new_messages(messages: Sequence[Mapping[str, Any]]) -> str:
+    return _section(str(messages[-1].get("content")), "## New Messages\n", "\n\n## Observation Date\n")
+
+
 def _section(text: str, begin: str, end: str) -> str:
     """What stands between the two, or all of it where they do not occur."""
-    _, found, rest = text.partition(begin)
-    return rest.rpartition(end)[0] or rest if found else text
+    _, begun, rest = text.partition(begin)
+    within, ended, _ = rest.rpartition(end)
+    return (within if ended else rest) if begun else text

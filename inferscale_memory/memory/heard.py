@@ -7,7 +7,7 @@ beyond refusing an answer mem0 would misread, and nothing at all outside of an `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -16,7 +16,15 @@ from mem0.memory.utils import remove_code_blocks
 
 from inferscale_memory.arguments import as_plain, repaired
 from inferscale_memory.errors import ExtractionError, InferScaleError
-from inferscale_memory.memory.extraction import ExtractionLLMError, check_answer
+from inferscale_memory.journal import Turn
+from inferscale_memory.memory.extraction import (
+    NOTHING,
+    CopiedError,
+    ExtractionLLMError,
+    TooMuchError,
+    check_answer,
+    says_nothing,
+)
 
 
 class Attempt:
@@ -25,11 +33,15 @@ class Attempt:
     Attributes:
         failure: what its LLM raised, or what was wrong with its answer; None while nothing was.
         texts: the facts that its LLM has drawn, whether mem0 writes them or not.
+        turns: what it is about, as the log has it.
+        copied: its LLM has copied its instructions instead, so it got nothing out of the messages.
     """
 
     def __init__(self, memory: Any) -> None:
         self.failure: Exception | None = None
         self.texts: list[str] = []
+        self.turns: Sequence[Turn] = ()
+        self.copied = False
         self._memory = memory
 
     def of(self, memory: Any) -> bool:
@@ -65,6 +77,12 @@ def attempt(memory: Any) -> Iterator[Attempt]:
         _attempt.reset(token)
 
 
+def in_parts_next() -> bool:
+    """Whether the call under way has failed only because it is too much at once, and will be made again in parts."""
+    now = _attempt.get()
+    return now is not None and isinstance(now.failure, TooMuchError) and len(now.turns) > 1
+
+
 def heard(memory: Any, llm: Any) -> Any:
     """`llm` as `memory` shows it to mem0: itself, unless an `add` of that memory is under way."""
     now = _attempt.get()
@@ -82,12 +100,17 @@ class _Heard:
         return getattr(self._llm, name)
 
     def generate_response(self, *args: Any, **options: Any) -> Any:
+        extracting = options.get("response_format") is not None  # mem0 asks for JSON then, and never else
+        if extracting and says_nothing(options.get("messages") or ()):
+            return NOTHING
         try:
             answer = self._llm.generate_response(*args, **options)
-            extracting = options.get("response_format") is not None  # mem0 asks for JSON then, and never else
             if extracting:
                 answer = _whole(answer)
                 self._attempt.texts += check_answer(answer)
+        except CopiedError:
+            self._attempt.copied = True
+            return NOTHING
         except Exception as error:
             self._attempt.failure = error
             raise

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.expiry import is_expired
+from inferscale_memory.memory.repeats import facts_once, same_words
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
 
@@ -71,4 +72,5 @@ class Nearest:
             and known[name].owner == fact.owner
             and scope.covers(Scope.read(known[name].scope))
         ]
-        return inside[: self.n][::-1]
+        others = [other for other in inside if not same_words(other, fact)]
+        return facts_once(others)[0][: self.n][::-1]

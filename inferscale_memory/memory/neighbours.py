@@ -24,7 +24,8 @@ class Neighbours:
         """A fact's neighbours, as the journal knows them. Before a pinned fact stand pinned ones only."""
         everything = self._whole.before(fact)
         if everything is not None:
-            return Near(fact, tuple(everything), whole=True, turns=False)
+            facts, repeats = everything
+            return Near(fact, tuple(facts), whole=True, turns=False, repeats=tuple(repeats))
         front, pinned = self._pinned.before(fact)
         if pinned:
             return Near(fact, tuple(front), turns=False)

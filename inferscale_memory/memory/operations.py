@@ -8,9 +8,8 @@ business: then a body must do nothing but call mem0.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,35 +18,35 @@ from time import perf_counter
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
-from mem0.memory.main import _UNSET, _build_filters_and_metadata, _normalize_expiration_date
+from mem0.memory.main import _UNSET, _build_filters_and_metadata
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.arguments import as_json, refusal
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import ConfigurationError, InferScaleError, StoreError
+from inferscale_memory.errors import ConfigurationError, InferScaleError
 from inferscale_memory.index.collection import Collection
-from inferscale_memory.journal import Intent, Turn
-from inferscale_memory.memory.again import RETRIED, as_messages, options_again, said_in_vain
+from inferscale_memory.journal import Intent
+from inferscale_memory.memory import adding
 from inferscale_memory.memory.audit import Audit, audited, files_of
-from inferscale_memory.memory.batch import Batch
 from inferscale_memory.memory.core import Core, new_turns
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.expiry import MOMENT, hiding_expired, read_expiration
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
-from inferscale_memory.memory.heard import Attempt, attempt
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.pinned import LISTED
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
+from inferscale_memory.memory.repeats import once
 from inferscale_memory.memory.reply import Prepared, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting
 from inferscale_memory.memory.words import read_date
-from inferscale_memory.memory.writing import call_under_way
 from inferscale_memory.prompt import Message
-from inferscale_memory.sqlite import is_full, trouble
 
 Ids = Mapping[str, str | None]
 Filters = Mapping[str, Any]
+
+_FURTHER, _MOST_ROWS = 4, 4096
+"""Where memories repeat each other, so many times more are searched for, up to so many."""
 
 # Whether the search under way is for a prompt. A context variable: every task and thread has its own.
 _recalling: ContextVar[bool] = ContextVar("inferscale_recall", default=False)
@@ -97,110 +96,16 @@ async def add(
         metadata = {"created_at": when.isoformat(), **(metadata or {})}
     core.check_writable()
     core.reserve.check()
-    again: Sequence[Turn] = ()
-    if mem0s_own.get("infer") and turns:
-        again = await kind.wait.call(said_in_vain, core.journal, Scope.of(ids), turns)
-    saying = core.writes.saying(Scope.of(ids), turns, again)
-    with attempt(memory) as made:
-        return await _told(
-            kind, memory, core, made, saying, messages, ids, {"metadata": metadata, **mem0s_own}
-        )
-
-
-async def _told(
-    kind: Kind,
-    memory: Any,
-    core: Core,
-    made: Attempt,
-    saying: AbstractContextManager[None],
-    messages: Any,
-    ids: Ids,
-    options: Mapping[str, Any],
-) -> Any:
-    """mem0's `add`. Where the disk is full nothing of it is stored."""
-    batch = None
-    try:
-        with _told_plainly(memory):
-            async with kind.wait.within(saying):
-                batch = call_under_way()
-                assert batch is not None
-                result = await _extracted(kind, memory, core, made, batch, messages, ids, options)
-                if batch.full and await kind.wait.call(core.lacks, batch.expected):
-                    raise StoreError("the disk is full: not all facts could be stored")
-                return result
-    except Exception as error:
-        if batch is None or not (batch.full or is_full(error)):
-            raise
-        kept = core.journal.failed_adds.kept(batch.turns)
-        await kind.wait.settle(core.undo, batch, said_before=kept)
-        raise StoreError(
-            f"the disk of {core.folder} is full, and nothing of this call is stored: free some room, or delete "
-            "memories, which needs none"
-        ) from error
-
-
-async def _extracted(
-    kind: Kind,
-    memory: Any,
-    core: Core,
-    made: Attempt,
-    batch: Batch,
-    messages: Any,
-    ids: Ids,
-    options: Mapping[str, Any],
-) -> Any:
-    """mem0's `add`. Where its LLM fails it the call is kept, to be made again."""
-    failed, about = core.journal.failed_adds, tuple(batch.turns)
-    try:
-        result = await kind.wait.result(kind.mem0.add(memory, messages, **ids, **options))
-    except Exception as error:
-        if made.failure is None:
-            raise
-        scope = Scope.of(ids)
-        kept = {name: value for name, value in options.items() if name in RETRIED}
-        if kept.get("expiration_date") is not None:
-            kept["expiration_date"] = _normalize_expiration_date(kept["expiration_date"])
-        await kind.wait.call(failed.keep, scope.key, about, scope.ids, kept, made.reason)
-        seen = made.error(error)
-        if seen is error:
-            raise
-        raise seen from (None if seen is made.failure else made.failure)
-    if options.get("infer"):
-        await kind.wait.call(failed.settle, about)
-        await kind.wait.call(core.writes.said_again, made.texts)
-    return result
-
-
-@contextmanager
-def _told_plainly(memory: Any) -> Iterator[None]:
-    """Errors of mem0's history as ours."""
-    try:
-        yield
-    except sqlite3.ProgrammingError:  # it is closed
-        raise
-    except sqlite3.Error as error:
-        raise trouble(memory.config.history_db_path, error) from error
+    return await adding.said(
+        kind, memory, core, messages, turns, ids, {"metadata": metadata, **mem0s_own}
+    )
 
 
 async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
     core = behind(memory)
     failed = core.journal.failed_adds
-    results: list[Any] = []
-    for number in [call.number for call in await kind.wait.call(failed.all)]:
-        with failed.claimed(number) as mine, attempt(memory) as made:
-            call = await kind.wait.call(failed.get, number) if mine else None
-            if call is None:  # somebody else makes it again, or has
-                continue
-            turns = await kind.wait.call(core.journal.turns, call.turns)
-            saying = core.writes.saying(Scope.of(call.ids), (), turns)
-            options = options_again(call, turns)
-            try:
-                done = await _told(kind, memory, core, made, saying, as_messages(turns), call.ids, options)
-                results += done["results"]
-            except Exception as error:  # the others are not to wait for this one
-                if made.failure is None:
-                    why = f"{type(error).__name__} where the facts were written"
-                    await kind.wait.call(failed.keep, "", turns, call.ids, call.options, why)
+    kept = await kind.wait.call(failed.all)
+    results, _ = await adding.made_again(kind, memory, core, [call.number for call in kept])
     return {"results": results, "failed": await kind.wait.call(failed.all)}
 
 
@@ -216,7 +121,7 @@ async def change(
     core.check_writable()
     if method == "update":
         core.reserve.check()
-    with core.reserve.given(), _told_plainly(memory):
+    with core.reserve.given(), adding.told_plainly(memory):
         async with kind.wait.within(core.writes.collected(whole)):
             return await kind.wait.result(body(memory, *args, **options))
 
@@ -255,7 +160,7 @@ async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
         return await change(kind, memory, "delete_all", **dict[str, Any](ids))
     core.check_writable()
     whole = Intent(DELETE_ALL, scope=scope.key, facts=await kind.wait.call(core.ids, scope))
-    with core.reserve.given(), _told_plainly(memory):
+    with core.reserve.given(), adding.told_plainly(memory):
         async with kind.wait.within(core.writes.collected(whole)):
             if _deletes_as_mem0(kind, memory) and hasattr(memory.vector_store, "delete_many"):
                 await kind.wait.call(core.delete_many, scope, memory.db)
@@ -411,7 +316,7 @@ async def search(
     kind: Kind, memory: Any, text: str, ids: Ids, k: int | None, filters: Filters | None
 ) -> Sequence[Result]:
     """mem0's own search for a prompt, without its threshold: k memories come if there are k. What has expired is put
-    away first, so that a conversation that shows it is composed anew.
+    away first, so that a conversation that shows it is composed anew. What several memories say comes once.
 
     Where the memory is taken whole while it fits, all of it comes, unless the call says which or how many. Pinned
     memories come besides the k, in front; without a scope there are none."""
@@ -429,10 +334,14 @@ async def search(
     k = core.injection.k if k is None else k
     if pinned and not k:
         return pinned
-    # Those that are pinned may be among the nearest, and the k come besides.
-    nearest = await _nearest(kind, memory, text, wanted, k + len(pinned))
-    names = {row["id"] for row in pinned}
-    return [*pinned, *[row for row in nearest if row["id"] not in names][:k]]
+    names, asked = {row["id"] for row in pinned}, k + len(pinned)
+    while True:
+        nearest = await _nearest(kind, memory, text, wanted, asked)
+        # Those that are pinned may be among the nearest, and the k come besides.
+        found = once([*pinned, *(row for row in nearest if row["id"] not in names)])
+        if len(found) >= k + len(pinned) or len(nearest) < asked or asked >= _MOST_ROWS:
+            return found[: k + len(pinned)]
+        asked *= _FURTHER  # repeats have left places free
 
 
 async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[dict[str, Any]]:

@@ -17,9 +17,10 @@ from mem0.memory.main import _normalize_iso_timestamp_to_utc
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.journal import Intent
+from inferscale_memory.journal.said import says
 from inferscale_memory.journal.scrub import scrub
-from inferscale_memory.journal.traces import says
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.scripts import word_count
 from inferscale_memory.sqlite import transaction
 
 _LIVING = (
@@ -170,7 +171,7 @@ class _Words:
 
     def add(self, words: Sequence[str]) -> None:
         """The words of an `Intent`."""
-        telling = [turn for turn in words[1:] if len(turn.split()) >= _TELLING]
+        telling = [turn for turn in words[1:] if word_count(turn) >= _TELLING]
         self._telling.update(telling)
         self._said.update([words[0], *telling])
         self._same.update(words[1:])

@@ -12,6 +12,7 @@ from typing import Any
 
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.expiry import is_expired
+from inferscale_memory.memory.repeats import facts_once, lines_once
 from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.words import payload_of
@@ -45,7 +46,8 @@ class Pinned:
         """What mem0 lists of a scope's pinned facts, as its search would return them, in the order written and each
         marked as `pinned`."""
         rows = {str(row["id"]): row for row in listed if self._marked(payload_of(row))}
-        return [{**rows[name], "score": 1.0, "pinned": True} for name in self._first(list(rows))]
+        written = self._first(list(rows))
+        return [{**row, "score": 1.0, "pinned": True} for row in lines_once(rows[name] for name in written)]
 
     def before(self, fact: Fact) -> tuple[list[Fact], bool]:
         """The pinned facts that were written before `fact` and carry its ids, in order; and whether it is one."""
@@ -67,7 +69,7 @@ class Pinned:
             for name, other in known.items()
             if other.owner == fact.owner and scope.covers(Scope.read(other.scope))
         ]
-        first = self._first(inside)
+        first = [other.fact for other in facts_once([known[name] for name in self._first(inside)])[0]]
         if fact.fact in first:
             return [known[name] for name in first[: first.index(fact.fact)]], True
         places = self._journal.places([fact.fact, *first])

@@ -170,7 +170,8 @@ class Planner:
         planned = self._planned(EncodePlan(tuple(ids), (span,), (len(group) - 1,), ()), group)
         base = tuple(BlobRef(blobs[other.fact].key, blobs[other.fact].tokens) for other in on)
         [kept] = planned.kept
-        context = replace(kept.context, blobs=tuple(ref.key for ref in base))
+        held = (*kept.context.facts, *near.repeats)
+        context = replace(kept.context, facts=held, blobs=tuple(ref.key for ref in base))
         request = replace(planned.request, base=(preamble, *base) if base and preamble is not None else ())
         return replace(planned, request=request, kept=(replace(kept, context=context, chained=chained),))
 

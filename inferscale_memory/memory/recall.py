@@ -24,6 +24,7 @@ from inferscale_memory.memory.found import Found
 from inferscale_memory.memory.injection import Injection
 from inferscale_memory.memory.order import arranged
 from inferscale_memory.memory.plan import fact_words
+from inferscale_memory.memory.repeats import once
 from inferscale_memory.memory.reply import Prepared, Recalled, Shown
 from inferscale_memory.memory.scope import Scope, fact_tag
 from inferscale_memory.memory.words import payload_of, words_of
@@ -97,14 +98,14 @@ class Recall:
 
     def read(self, results: Sequence[Result]) -> list[Found]:
         """Search results, the most relevant first; of equally relevant ones the newest. Before them those that are
-        pinned, as they come.
+        pinned, as they come. What several say stands once.
 
         Scores of one search and the next differ in their last digits: unrounded, two facts that say the same
         would change places now and then, and the same question would have another prompt.
         """
         pinned: list[Found] = []
         found: list[Found] = []
-        for result in results:
+        for result in once(results):
             payload = payload_of(result)
             words, owner = words_of(payload), Scope.of(payload).owner
             recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))

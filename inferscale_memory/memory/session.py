@@ -205,8 +205,11 @@ class Conversation:
         started = perf_counter()
         before = kept.prepared
         seen = {memory.id for memory in before.memories}
+        lines = {memory.digest for memory in before.shown}
         found = self._core.recall.read(results)
-        unseen = [item for item in found if item.recalled.id not in seen]
+        unseen = [
+            item for item in found if item.recalled.id not in seen and item.words.digest not in lines
+        ]
         new = fitting(unseen, self._core.recall.budget(found), before.memory_tokens)
         template, engine = self._core.engine.template, self._core.engine.get()
         turn = turn_ids(template, with_memories(text, new))

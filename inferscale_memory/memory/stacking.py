@@ -19,12 +19,15 @@ class Near:
     Attributes:
         whole: the neighbours are all facts before it, in the order in which they were written.
         turns: whether turns of its session may stand between them and it; not in a chain.
+        repeats: facts that are left out because neighbours say the same. When one of them changes, the fact is encoded
+            anew.
     """
 
     fact: Fact
     neighbours: tuple[Fact, ...] = ()
     whole: bool = False
     turns: bool = True
+    repeats: tuple[Fact, ...] = ()
 
 
 def waves(facts: Iterable[Near]) -> Iterator[list[Near]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.expiry import is_expired
+from inferscale_memory.memory.repeats import facts_once, lines_once
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.words import Words, payload_of, words_of
 
@@ -43,16 +44,18 @@ class Whole:
         if len(listed) >= self.most_rows:
             return None
         living = [row for row in listed if not is_expired(payload_of(row))]
-        if not self._fit(words_of(payload_of(row)).line for row in living):
-            return None
         places = self._journal.places(str(row["id"]) for row in living)
-        written = sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
+        written = lines_once(
+            sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
+        )
+        if not self._fit(words_of(payload_of(row)).line for row in written):
+            return None
         rows = [{**row, "score": rank / len(written), "whole": True} for rank, row in enumerate(written, 1)]
         return rows[::-1]
 
-    def before(self, fact: Fact) -> list[Fact] | None:
-        """All facts that were written before `fact` and carry its ids, in order. None when they do not fit with it, or
-        nothing is taken whole."""
+    def before(self, fact: Fact) -> tuple[list[Fact], list[Fact]] | None:
+        """All facts that were written before `fact` and carry its ids, in order, and apart from them those that repeat
+        one of them, which stand in no prompt. None when they do not fit with it, or nothing is taken whole."""
         if not self.budget:
             return None
         scope = Scope.read(fact.scope)
@@ -61,9 +64,9 @@ class Whole:
         )
         if earlier is None:
             return None
-        facts = [other for other in earlier if other.owner == fact.owner]
+        facts, repeats = facts_once([other for other in earlier if other.owner == fact.owner])
         lines = (Words(other.text, other.speaker, other.when).line for other in (*facts, fact))
-        return facts if self._fit(lines) else None
+        return (facts, repeats) if self._fit(lines) else None
 
     def _fit(self, lines: Iterable[str]) -> bool:
         left = self.budget

@@ -35,7 +35,7 @@ from tests.bench.talks import place, talk_file
 from tests.memory.hashing import HashingEmbedder
 from tests.models import tiny_model
 
-DEVICE_TOKENS, HOST_TOKENS = 1024, 16384
+DEVICE_TOKENS, HOST_TOKENS = 4096, 16384
 Opens = Callable[..., AbstractContextManager[Place]]
 
 

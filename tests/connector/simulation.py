@@ -39,7 +39,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from inferscale_memory.connector import protocol, secret
 from inferscale_memory.connector.connector import StepReport
 from inferscale_memory.connector.metadata import Load, Orders, Report
-from inferscale_memory.connector.protocol import Ask, Encode, Forget, Inject, Probe
+from inferscale_memory.connector.protocol import Ask, Encode, Inject, Probe
 from inferscale_memory.connector.scheduler import SchedulerSide
 
 Ids = tuple[int, ...]
@@ -154,6 +154,11 @@ class Rank:
         for move in orders.moves:
             held = [self.arenas[move.source][int(row)] for row in move.source_rows]
             self.arenas[move.target].update(zip(map(int, move.target_rows), held, strict=True))
+        read = {int(row) for load in orders.loads for row in load.rows}
+        for wipe in orders.wipes:
+            assert wipe.tier or not read & set(wipe.rows.tolist()), "what is loaded in this step was wiped"
+            for row in wipe.rows:
+                self.arenas[wipe.tier].pop(int(row), None)
 
     def _update(self, output: Any) -> None:
         """As the model runners do. V1 is told of resumed requests among the cached ones, V2 among the new
@@ -273,7 +278,7 @@ class Simulation:
         self.ranks = [Rank(rows, block_size, window, runner) for _ in range(ranks)]
         self.window = window
         self.secret = secret.from_environment()
-        self.fingerprint = self.side._fingerprint
+        self.fingerprint = self.side._admission.fingerprint
         self.requests: dict[str, Request] = {}
         self.replies: dict[str, dict[str, Any]] = {}
         self.generated: dict[str, list[int]] = {}
@@ -328,7 +333,7 @@ class Simulation:
                 return protocol.compose_salt(
                     self.secret, self.fingerprint, ask.owner, ask.segments, nonce=ask.nonce
                 )
-            case Probe() | Forget():
+            case _:
                 self._serial += 1
                 return f"control{self._serial}"
 
@@ -461,6 +466,22 @@ class Simulation:
     def free(self) -> list[int]:
         """Rows of each tier that nobody holds."""
         return [tier.free for tier in self.store.tiers]
+
+    def stray(self) -> list[tuple[int, int, int]]:
+        """(rank, tier, row) of what lies in rows that nobody holds, once what was given back is wiped."""
+        self.step()
+        while self._flight:
+            self.take()
+        held: list[set[int]] = [set() for _ in self.store.tiers]
+        for entry in self.store._entries.values():
+            for tier, rows in entry.rows.items():
+                held[tier].update(rows.tolist())
+        return [
+            (number, tier, row)
+            for number, rank in enumerate(self.ranks)
+            for tier, arena in enumerate(rank.arenas)
+            for row in arena.keys() - held[tier]
+        ]
 
     def marks(self, key: str) -> list[int]:
         """The marks of a stored blob, wherever it lies."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferscale_memory.connector import check, protocol
+from inferscale_memory.connector import admission, check, protocol
 from inferscale_memory.connector.protocol import Encode, Probe
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
@@ -18,6 +18,12 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.engine
 
 EXACT = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers here are as small as what one encode keeps: a quarter of one would hold nothing."""
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
 
 
 def same(answer: Answer, other: Answer) -> bool:
@@ -101,7 +107,7 @@ def test_a_composition_larger_than_the_device_tier_is_injected_as_far_as_it_fits
         assert same(answer, rig.plain(prompt.ids))
 
 
-def test_without_a_host_tier_the_least_recently_used_blobs_are_gone_and_nothing_is_wrong(model: Path) -> None:
+def test_without_a_host_tier_every_owner_keeps_a_share_and_nothing_is_wrong(model: Path) -> None:
     row = Shape(3, 2, 32, torch.float32).row_bytes
     with Rig.open(model, extra={"device_bytes": 400 * row, "host_bytes": 0}) as rig:
         prompts = []
@@ -115,8 +121,9 @@ def test_without_a_host_tier_the_least_recently_used_blobs_are_gone_and_nothing_
             answer = rig.inject(prompt)
             injected.append(answer.injected)
             assert same(answer, rig.plain(prompt.ids))
-        assert injected[:3] == [17, 17, 17], "evicted: only the shared preamble is at hand"
-        assert injected[-2:] == [167, 167]
+        assert sum(injected) > 300, "most of the tier is of use"
+        assert min(injected) >= 17 + 25, "some owner has none of its facts"
+        assert max(injected) <= 167
 
 
 def test_many_owners_encode_and_ask_at_once_under_eviction(model: Path) -> None:

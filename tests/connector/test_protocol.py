@@ -6,6 +6,7 @@ import json
 import math
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import (
     MAX_ITEMS,
+    MAX_NAME,
     MAX_POSITION,
     MAX_TEXT,
     NAME,
@@ -30,6 +32,7 @@ from inferscale_memory.connector.protocol import (
     parse,
     sign_owner,
     text_salt,
+    wire_tag,
 )
 
 SECRET = b"the server's secret"
@@ -50,9 +53,21 @@ ASKS: list[Ask] = [
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """The parameters of a probe of Alice's, signed, with some fields replaced."""
+    """The parameters of a probe of Alice's, signed and sealed for no tags, with some fields replaced."""
     ours = {"op": "probe", "owner": "alice", "token": sign_owner(SECRET, "alice"), "keys": []}
+    ours["seal"] = protocol.seal(SECRET, "mention", "alice", [])
     return {NAME: ours | fields}
+
+
+def on_the_wire(ask: Ask) -> Ask:
+    """What is read of `ask`: its tags are those of the wire."""
+    match ask:
+        case Encode() | Inject():
+            return replace(ask, mentions=tuple((wire_tag(SECRET, tag), at) for tag, at in ask.mentions))
+        case Forget():
+            return replace(ask, tags=tuple(wire_tag(SECRET, tag) for tag in ask.tags))
+        case _:
+            return ask
 
 
 def refused(raw: Any, reason: str = "") -> bool:
@@ -65,7 +80,7 @@ def refused(raw: Any, reason: str = "") -> bool:
 
 @pytest.mark.parametrize("ask", ASKS, ids=str)
 def test_what_is_asked_is_what_is_read_after_a_journey_as_json(ask: Ask) -> None:
-    assert parse(json.loads(json.dumps(params(ask, SECRET))), SECRET) == ask
+    assert parse(json.loads(json.dumps(params(ask, SECRET))), SECRET) == on_the_wire(ask)
 
 
 def test_parameters_of_somebody_else_ask_nothing_of_us() -> None:
@@ -74,18 +89,60 @@ def test_parameters_of_somebody_else_ask_nothing_of_us() -> None:
 
 
 def test_parameters_of_somebody_else_beside_ours_do_not_matter() -> None:
-    assert parse({"do_remote_prefill": False} | params(ASKS[0], SECRET), SECRET) == ASKS[0]
+    assert parse({"do_remote_prefill": False} | params(ASKS[0], SECRET), SECRET) == on_the_wire(ASKS[0])
 
 
 def test_the_largest_request_that_is_allowed_is_read() -> None:
-    ask = Forget("o" * MAX_TEXT, ("k" * MAX_TEXT,) * 3, ("t",) * MAX_ITEMS)
-    assert parse(params(ask, SECRET), SECRET) == ask
+    ask = Forget("o" * MAX_TEXT, ("k" * MAX_NAME,) * MAX_ITEMS, ("t",) * MAX_ITEMS)
+    assert parse(params(ask, SECRET), SECRET) == on_the_wire(ask)
 
 
 def test_nothing_that_was_left_out_is_needed() -> None:
     assert parse(body(op="inject"), SECRET) == Inject("alice", ())
     assert parse(body(op="forget"), SECRET) == Forget("alice")
     assert parse(body(op="outcome"), SECRET) == Outcome("alice", "")
+
+
+# -- tags ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tag_on_the_wire_is_made_with_the_secret() -> None:
+    tags = {wire_tag(SECRET, "t"), wire_tag(b"other", "t"), wire_tag(SECRET, "u"), wire_tag(b"", "t"), "t"}
+    assert len(tags) == 5
+    assert {len(tag) for tag in tags} == {40, 1}
+
+
+@pytest.mark.parametrize(
+    "ask", [ask for ask in ASKS if getattr(ask, "tags", getattr(ask, "mentions", ()))], ids=str
+)
+def test_tags_are_refused_without_a_seal_that_a_holder_of_the_secret_made(ask: Ask) -> None:
+    """As somebody would make one who has a token of his own and has seen the tags."""
+    theirs = params(ask, SECRET)[NAME]
+    for seal in ("", "0" * 40, theirs["seal"][::-1], LONE, params(ask, b"other")[NAME]["seal"]):
+        assert refused({NAME: theirs | {"seal": seal}}, "")
+    own = {"owner": "mallory", "token": sign_owner(SECRET, "mallory")}
+    assert refused({NAME: theirs | own}, "seal")
+    for name in ("tags", "mentions"):
+        if theirs.get(name):
+            assert refused({NAME: theirs | {name: theirs[name][::-1] + theirs[name][:1]}}, "seal")
+            assert refused({NAME: theirs | {name: theirs[name] + theirs[name]}}, "seal")
+
+
+def test_a_seal_for_mentioning_tags_is_none_for_forgetting_them() -> None:
+    mention = params(Inject("alice", (), mentions=(("t", 0),)), SECRET)[NAME]
+    tags = [tag for tag, _ in mention["mentions"]]
+    assert refused(body(op="forget", tags=tags, seal=mention["seal"]), "seal")
+
+
+def test_an_owner_and_tags_are_told_apart_in_a_seal() -> None:
+    splits = [
+        ("a", ["b", "c"]),
+        ("a\0b", ["c"]),
+        ("a\0b\0c", []),
+        ("", ["a", "b", "c"]),
+        ("1\0a", ["b", "c"]),
+    ]
+    assert len({protocol.seal(SECRET, "forget", owner, tags) for owner, tags in splits}) == len(splits)
 
 
 # -- owners --------------------------------------------------------------------------------------------------
@@ -339,7 +396,7 @@ def test_mentions_must_be_tags_with_positions(op: str, mentions: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [None, {}, "k", 7, [7], [None], [["k"]], [LONE], [TOO_LONG], [b"k"], ["k"] * 65_537]
+    "values", [None, {}, "k", 7, [7], [None], [["k"]], [LONE], [TOO_LONG], [b"k"], ["k"] * 4097]
 )
 @pytest.mark.parametrize(("op", "field"), [("probe", "keys"), ("forget", "keys"), ("forget", "tags")])
 def test_keys_and_tags_must_be_lists_of_text(op: str, field: str, values: Any) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
 
-from inferscale_memory.connector import protocol
+from inferscale_memory.connector import admission, protocol
 from inferscale_memory.connector.metadata import Report
 from inferscale_memory.connector.protocol import NAME, Encode, Forget, Inject, Outcome, Probe
-from inferscale_memory.connector.scheduler import MAX_OUTCOMES, NULL_BLOCK
+from inferscale_memory.connector.receipts import MOST_OF_OWNER
+from inferscale_memory.connector.scheduler import NULL_BLOCK
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
 from tests.connector.simulation import Ids, Simulation, answer, prefill
 
@@ -28,6 +31,12 @@ RUNNERS = ["v1", "v2"]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(autouse=True)
+def small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers here are as small as what one encode keeps: a quarter of one would hold nothing."""
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
 
 
 @pytest.fixture
@@ -62,7 +71,8 @@ def inject(
 
 
 def whole(sim: Simulation, capacity: Sequence[int]) -> bool:
-    """Nothing is left behind: every row is free or holds a blob, and no request is remembered."""
+    """Nothing is left behind: every row is free or holds a blob, what is free holds nothing, and no request is
+    remembered."""
     held = [0] * len(capacity)
     for entry in sim.store._entries.values():
         for tier, rows in entry.rows.items():
@@ -70,7 +80,10 @@ def whole(sim: Simulation, capacity: Sequence[int]) -> bool:
     assert [free + rows for free, rows in zip(sim.free(), held, strict=True)] == list(capacity)
     assert sim.side._requests == {}
     assert sim.side._loading == {}
+    assert len(sim.side._running) == len(sim.side._running._holders) == 0
     assert sim.store._pinned == set()
+    assert [sum(share.tokens for share in shares._owners.values()) for shares in sim.store._shares] == held
+    assert sim.stray() == []
     return True
 
 
@@ -156,7 +169,8 @@ def test_an_encode_that_may_not_read_the_cache_and_never_fits_says_so(folder: Pa
     ids = words(64)
     sim.encode("alice", ids, (0, 30))
     reply = sim.ask(Encode("alice", ((0, 60),)), ids, tokens=2)
-    assert "60 tokens do not fit the device tier of 40" in reply["error"]
+    assert "60 tokens are more than one encode may keep" in reply["error"]
+    assert "device tier of 40" in reply["error"]
     assert whole(sim, [40])
 
 
@@ -576,12 +590,12 @@ def test_outcomes_that_nobody_asks_for_are_dropped_the_oldest_first(sim: Simulat
     segments = chain(sim, "alice", A)
     for number in range(3):
         inject(sim, Inject("alice", segments, str(number), receipt=f"r{number}"), A + QUESTION)
-    for number in range(MAX_OUTCOMES - 2):
-        sim.side._remember(Inject("bob", (), receipt=f"b{number}"), {})
+    for number in range(3, MOST_OF_OWNER + 1):
+        sim.side._receipts.keep("alice", f"r{number}", {})
     assert sim.ask(Outcome("alice", "r0"))["outcome"] is None
     assert sim.ask(Outcome("alice", "r1"))["outcome"]["injected"] == 30
     inject(sim, Inject("alice", segments, "again"), A + QUESTION)
-    assert len(sim.side._outcomes) == MAX_OUTCOMES - 1
+    assert len(sim.side._receipts) == MOST_OF_OWNER - 1, "one without a receipt is kept"
 
 
 def test_a_composition_is_injected_and_only_the_question_is_computed(sim: Simulation) -> None:
@@ -915,11 +929,11 @@ def test_the_reply_says_how_much_was_brought_up_for_it(folder: Path) -> None:
     sim.encode("alice", words(60, 77), (0, 60))
     promoted = [inject(sim, Inject("alice", (a, b), nonce), ids)[0]["promoted"] for nonce in ("1", "2")]
     assert promoted == [55, 0], "it stays on the device"
-    sim.encode("alice", words(60, 78), (0, 30))  # the room of one blob: the one used longest ago gives way
-    assert 0 not in sim.store.get(a[0]).rows
-    assert 0 in sim.store.get(b[0]).rows
+    sim.encode("alice", words(60, 78), (0, 30))  # the room of one blob: the end of the composition gives way
+    assert 0 in sim.store.get(a[0]).rows
+    assert 0 not in sim.store.get(b[0]).rows
     reply, _ = inject(sim, Inject("alice", (a, b), "3"), ids)
-    assert (reply["injected"], reply["promoted"]) == (55, 30)
+    assert (reply["injected"], reply["promoted"]) == (55, 25)
 
 
 def test_of_a_composition_larger_than_the_device_the_leading_part_is_injected(folder: Path) -> None:
@@ -1477,6 +1491,35 @@ def test_prompts_that_are_not_plain_token_ids_are_served_as_they_are(sim: Simula
         reply = sim.side.finished(request)
         assert reply is not None
         assert "prompts" in (reply[NAME].get("refused") or reply[NAME].get("error"))
+
+
+# -- what vLLM can log ---
+
+
+@pytest.mark.parametrize("kind", ["inject", "forget", "refused", "malformed"])
+def test_what_a_request_carries_for_us_is_in_nothing_that_vllm_can_print(sim: Simulation, kind: str) -> None:
+    """`SamplingParams` prints its extra arguments, in logs of requests and in the dump of an engine that dies."""
+    ours: dict[str, Any] = {
+        "inject": protocol.params(
+            Inject("user:ada", (("k" * 40, 5),), "n", (("tag", 0),), "receipt"), sim.secret
+        ),
+        "forget": protocol.params(Forget("user:ada", ("k" * 40,), ("tag",)), sim.secret),
+        "refused": protocol.params(Inject("user:ada", ()), b"another secret"),
+        "malformed": {NAME: {"owner": "user:ada", "token": protocol.sign_owner(sim.secret, "user:ada")}},
+    }[kind]
+    token = ours[NAME]["token"]
+    asked = {"do_remote_prefill": False, **ours}
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": asked, "other": 1})
+    sampling.update_from_generation_config({}, eos_token_id=3)
+    request = Request("r", list(words(9)), sampling, None, cache_salt="s", block_hasher=sim._hasher)
+    assert token in repr(sampling)
+    sim.side.arrived(request)
+    for told in (repr(sampling), repr(request.sampling_params), repr(request.kv_transfer_params)):
+        assert not [part for part in (token, token.split(".")[1], "ada", "k" * 40, "receipt") if part in told]
+    assert request.kv_transfer_params == {"do_remote_prefill": False}, "it is another connector's"
+    assert sampling.extra_args == {"kv_transfer_params": {"do_remote_prefill": False}, "other": 1}
+    assert asked[NAME]["token"] == token, "what the client holds is not changed"
+    assert sim.side.finished(request) is not None
 
 
 # -- adapters ---

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from inferscale_memory.connector import protocol
-from inferscale_memory.connector.protocol import Encode, Inject
+from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
 from inferscale_memory.engine.asking import Asking, completion
 from inferscale_memory.engine.base import EncodeRequest, Span
-from inferscale_memory.errors import EngineError
+from inferscale_memory.errors import EngineError, PromptError
 from inferscale_memory.memory import scope
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.prompt import Prompt, Segment
@@ -52,6 +52,28 @@ class Asked(Asking):
         return list(await asyncio.gather(*(call() for call in calls)))
 
 
+class Listening(Asked):
+    """A connector that has every blob; it reads what it is asked as the real one does."""
+
+    max_model_len = 10_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[Any] = []
+
+    async def _control(
+        self, ask: protocol.Ask, ids: Sequence[int], salt: str, *, tokens: int = 1
+    ) -> dict[str, Any]:
+        read = protocol.parse(protocol.params(ask, SECRET), SECRET)
+        self.read.append(read)
+        match read:
+            case Probe(keys=keys):
+                return {"at_hand": list(keys)}
+            case Forget(keys=keys):
+                return {"dropped": len(keys)}
+        raise AssertionError(read)
+
+
 def encode(asked: Asked, *owners: str) -> list[Any]:
     requests = [EncodeRequest(owner, (1, 2, 3), (Span(1, 3),)) for owner in owners]
     return asyncio.run(asked.encode(requests))
@@ -77,7 +99,7 @@ def test_a_prompt_names_its_facts_whatever_is_injected() -> None:
     asks, ask, salt = transfer(Asked())
     assert isinstance(ask, Inject)
     assert (asks, ask.segments) == (5, (("preamble", 2), ("blob", 3)))
-    assert ask.mentions == (("tag", 2), ("said", 5))
+    assert ask.mentions == ((protocol.wire_tag(SECRET, "tag"), 2), (protocol.wire_tag(SECRET, "said"), 5))
     unable = Asked()
     unable.unsupported = "it has MLA attention"
     asks, text, other = transfer(unable)
@@ -85,6 +107,38 @@ def test_a_prompt_names_its_facts_whatever_is_injected() -> None:
     assert (asks, text.segments) == (0, ())
     assert text.mentions == ask.mentions
     assert other != salt
+
+
+def test_what_is_asked_of_thousands_of_blobs_is_asked_in_parts() -> None:
+    """A connector refuses a request of more than 4,096."""
+    keys, tags = [f"{n:040x}" for n in range(10_000)], [f"t{n}" for n in range(9_000)]
+    asked = Listening()
+    assert asyncio.run(asked.at_hand("ada", keys)) == set(keys)
+    assert asyncio.run(asked.forget("ada", keys, tags)) == 10_000
+    forgets = [ask for ask in asked.read if isinstance(ask, Forget)]
+    assert [key for ask in forgets for key in ask.keys] == keys
+    assert [tag for ask in forgets for tag in ask.tags] == [protocol.wire_tag(SECRET, tag) for tag in tags]
+    assert len(asked.read) == 3 + 3 + 3
+
+
+def test_an_encode_of_more_than_one_request_takes_says_so_and_is_not_sent() -> None:
+    asked = Listening()
+    ids = tuple(range(5000))
+    spans = tuple(Span(n, n + 1) for n in range(5000))
+    for request in (
+        EncodeRequest("ada", ids, spans),
+        EncodeRequest("ada", ids[:3], spans[:1], tuple((f"t{n}", 0) for n in range(4))),
+    ):
+        [result] = asyncio.run(asked.encode([request]))
+        assert "in one encode" in str(result.error)
+    assert asked.read == []
+
+
+def test_a_prompt_of_more_memories_than_a_request_can_name_is_refused() -> None:
+    segments = tuple(Segment((1,), None, f"t{n}") for n in range(4097))
+    with pytest.raises(PromptError, match="recall less"):
+        transfer(Asked(), Prompt("user:ada", segments))
+    assert len(transfer(Asked(), Prompt("user:ada", segments[:4096]))[1].mentions) == 4096
 
 
 def test_where_no_connector_is_nothing_is_asked_of_it() -> None:

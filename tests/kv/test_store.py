@@ -33,8 +33,7 @@ class Shelves:
         self.store = BlobStore([RowTier(n, c) for n, c in zip(names, capacities, strict=False)])
         self.arenas = [Arena(SHAPE, capacity) for capacity in capacities]
         for arena in self.arenas:
-            arena.keys.fill_(-1)
-            arena.values.fill_(-1)
+            arena.wipe(np.arange(arena.rows))
 
     def put(self, name: str, tokens: int, *, number: float | None = None) -> Entry | None:
         """Reserve, write and commit a blob; None when there is no room."""
@@ -50,6 +49,8 @@ class Shelves:
         for move in self.store.take_moves():
             source = self.arenas[move.source]
             self.arenas[move.target].copy_rows(source, move.source_rows, move.target_rows)
+        for wipe in self.store.take_wipes():
+            self.arenas[wipe.tier].wipe(wipe.rows)
 
     def promote(self, *names: str) -> bool:
         """Bring blobs to the device as one step does, and carry the moves out."""
@@ -73,7 +74,8 @@ class Shelves:
         return [str(n) for n in range(30) if str(n) in self.store]
 
     def sound(self, *, out: Sequence[Rows] = ()) -> bool:
-        """Every copy of every blob holds its number; no two share a row; what is free adds up."""
+        """Every copy of every blob holds its number; no two share a row; what is free adds up, and holds nothing."""
+        self.carry_out()
         for number, (arena, tier) in enumerate(zip(self.arenas, self.store.tiers, strict=True)):
             held: list[Rows] = list(out) if number == 0 else []
             for name in self.names():
@@ -84,12 +86,21 @@ class Shelves:
                 assert len(rows) == self.entry(name).tokens
                 assert (arena.read(rows) == float(name)).all(), f"{name} on tier {number} is another"
             every = np.concatenate([np.empty(0, dtype=np.int64), *held])
+            free = np.setdiff1d(np.arange(tier.capacity), every)
+            assert (arena.read(free) == 0).all(), f"something is left in free rows of tier {number}"
             assert len(np.unique(every)) == len(every), "two blobs share a row"
             assert tier.free == tier.capacity - len(every), "free rows do not add up"
             copies = {
                 name for name in self.names() if min(self.entry(name).rows) < number in self.entry(name).rows
             }
             assert set(self.store._copies[number]) == copies
+            owners: dict[str, set[str]] = {}
+            for name in self.names():
+                if number in self.entry(name).rows:
+                    owners.setdefault(self.entry(name).owner, set()).add(name)
+            shares = self.store._shares[number]._owners
+            assert {owner: set(share.blobs) for owner, share in shares.items()} == owners
+            assert sum(share.tokens for share in shares.values()) == self.store._stored[number]
         return True
 
 
@@ -276,8 +287,16 @@ def test_what_is_promoted_is_used_just_now(two: Shelves) -> None:
     for name in "123":
         two.put(name, 10)
     two.promote("2", "1")
-    two.put("4", 20)
-    assert two.on_device() == {"1", "4"}
+    two.put("4", 10)
+    assert two.on_device() == {"1", "2", "4"}
+
+
+def test_the_end_of_what_was_promoted_gives_way_before_its_beginning(two: Shelves) -> None:
+    for name in "123":
+        two.put(name, 10)
+    two.promote("2", "1", "3")
+    two.put("4", 10)
+    assert two.on_device() == {"2", "1", "4"}
 
 
 def test_what_is_promoted_stays_until_it_is_unpinned(two: Shelves) -> None:
@@ -461,7 +480,7 @@ def test_over_thousands_of_random_operations_the_store_is_right(capacities: tupl
             if draw.random() < 0.2 or (known is not None and known.tokens != len(rows)):
                 shelves.store.release(rows)
             else:
-                shelves.store.commit(name, "alice", b"", rows)
+                shelves.store.commit(name, f"owner {int(name) % 3}", b"", rows)
                 written[name] = len(rows)
 
     def compose() -> None:

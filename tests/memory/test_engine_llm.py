@@ -13,7 +13,7 @@ from mem0.configs.prompts import ADDITIVE_EXTRACTION_PROMPT
 
 from inferscale_memory.engine.base import Completion, SamplingOptions
 from inferscale_memory.errors import ExtractionError
-from inferscale_memory.memory import Memory, extraction
+from inferscale_memory.memory import Memory, extraction, llm
 from inferscale_memory.memory.extraction import SHORT_INSTRUCTIONS
 from inferscale_memory.memory.scope import said_tag
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt
@@ -27,7 +27,9 @@ Asked = tuple[Prompt, SamplingOptions, Completion]
 
 @pytest.fixture(autouse=True)
 def short_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model hardly ever ends a text by itself, and does not know that there is something to extract."""
+    """A random model hardly ever ends a text by itself, and does not know that there is something to extract. It is
+    asked however small it is."""
+    monkeypatch.setattr(llm, "MIN_PARAMETERS", 0)
     monkeypatch.setattr(extraction, "_CHARACTERS", 20)
     schema_for = extraction.schema_for
 
@@ -111,6 +113,28 @@ def test_instructions_that_cannot_be_kept_are_text_and_not_tried_again(
     assert extracted(engine)[2].injected_tokens == 0
     long = [r for r in engine.encoded if "## New Messages" not in engine.text(r) and len(r.ids) > 500]
     assert len(long) == 1
+
+
+def test_after_a_while_they_are_tried_again(
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.refuse = lambda request: request.owner == PUBLIC_OWNER
+    memory.add("I moved to Porto", **ADA)
+    engine.refuse = lambda request: False
+    memory.add("I have a cat", **ADA)
+    assert extracted(engine)[2].injected_tokens == 0
+    later = llm.monotonic() + llm._RETRY_S + 1
+    monkeypatch.setattr(llm, "monotonic", lambda: later)
+    memory.add("I have a dog", **ADA)
+    assert extracted(engine)[2].injected_tokens == len(extracted(engine)[0].segments[0].ids)
+
+
+def test_not_every_refusal_is_remembered(memory: Memory, engine: WatchedEngine) -> None:
+    own = vars(memory)["llm"]
+    engine.refuse = lambda request: request.owner == PUBLIC_OWNER
+    for number in range(20):
+        assert own._key(engine, (1, 2, 3 + number)) is None
+    assert len(own._refused) == llm._REFUSED
 
 
 def test_mem0s_own_instructions_are_kept_where_they_leave_room(

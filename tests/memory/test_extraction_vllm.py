@@ -11,7 +11,7 @@ import pytest
 
 from inferscale_memory.engine.base import Completion, SamplingOptions
 from inferscale_memory.engine.vllm import VLLMEngine
-from inferscale_memory.memory import Memory, extraction
+from inferscale_memory.memory import Memory, extraction, llm
 from inferscale_memory.prompt import Prompt
 from tests.memory.saying import ADA, BEN
 
@@ -55,6 +55,7 @@ def memory(
     engine: Watched, hashing_embedder: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Memory]:
     monkeypatch.setattr(extraction, "_CHARACTERS", 20)
+    monkeypatch.setattr(llm, "MIN_PARAMETERS", 0)
     config = {"embedder": hashing_embedder, "engine": engine, "folder": tmp_path / "memory"}
     with Memory.from_config(config) as memory:
         yield memory
