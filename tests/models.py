@@ -111,6 +111,50 @@ _FAMILIES |= {
     "opt": ("OPTConfig", {**_HEADS, "num_hidden_layers": 2, "ffn_dim": 192, "word_embed_proj_dim": 128}),
     "gpt2": ("GPT2Config", {**_HEADS, "num_hidden_layers": 2, "n_inner": 192}),
     "bloom": ("BloomConfig", {**_HEADS, "num_hidden_layers": 2}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "position_embedding_type": "rope",
+            "rope_parameters": _rope(),
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 192,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", _FULL],
+            "rope_parameters": _rope(),
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", _FULL, "conv"],
+            "rope_parameters": _rope(),
+        },
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16},
+    ),
     "exaone4": (
         "Exaone4Config",
         {

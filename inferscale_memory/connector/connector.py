@@ -20,14 +20,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
-from inferscale_memory.connector import secret
+from inferscale_memory.connector import configuration, secret
+from inferscale_memory.connector.groups import CacheOfGroups
 from inferscale_memory.connector.metadata import Orders, Report, Slots
 from inferscale_memory.connector.positions import repeated_slots, without_position
+from inferscale_memory.connector.redaction import redact
 from inferscale_memory.connector.scheduler import SchedulerSide
 from inferscale_memory.connector.worker import WorkerSide
 from inferscale_memory.engine.fingerprint import model_fingerprint
+from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.kv.store import BlobStore
 from inferscale_memory.kv.tier import RowTier
@@ -35,10 +39,6 @@ from inferscale_memory.kv.tier import RowTier
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-DEVICE_BYTES = "device_bytes"
-HOST_BYTES = "host_bytes"
-DEFAULT_BYTES = {DEVICE_BYTES: 1 << 30, HOST_BYTES: 1 << 30}
 
 
 @dataclass
@@ -59,8 +59,11 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return StepReport(self.report.merge(other.report))
 
 
-class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Encodes facts once and injects them ever after.
+
+    A model with several KV cache groups starts and is served as text; `configuration.settle` sees to it that only
+    models with recurrent layers have several.
 
     Options in `kv_connector_extra_config`: `device_bytes` and `host_bytes`, budgets of the two tiers per rank
     (default 1 GiB each; a host budget of 0 means no host tier). The secret comes from INFERSCALE_SECRET.
@@ -70,7 +73,13 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         # A failed load must be recomputed, and the user need not know: vLLM reads this after the constructor.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-        rows = _tier_rows(vllm_config)
+        redact()
+        refusal = configuration.refusal(vllm_config)  # again: the plug-in may not have been loaded
+        if refusal is not None:
+            raise ConfigurationError(refusal)
+        self._groups = len(kv_cache_config.kv_cache_groups)
+        self._unsupported = _unsupported(vllm_config, kv_cache_config)
+        rows = _tier_rows(vllm_config) if self._unsupported is None else [0]
         self._block_size = block_size = _block_size(vllm_config, kv_cache_config)
         self._checked = False  # whether the workers have made their start-up check
         self._scheduler: SchedulerSide | None = None
@@ -82,7 +91,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 fingerprint=_fingerprint(vllm_config),
                 block_size=block_size,
                 store=BlobStore([RowTier(name, count) for name, count in zip(names, rows, strict=False)]),
-                unsupported=_unsupported(vllm_config, kv_cache_config),
+                unsupported=self._unsupported,
                 ahead=_loads_ahead(vllm_config, kv_cache_config),
             )
         else:
@@ -104,7 +113,10 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         if self._scheduler is not None:
-            self._scheduler.bind_cache(gpu_block_pool)
+            several = self._groups > 1
+            self._scheduler.bind_cache(
+                CacheOfGroups(gpu_block_pool, self._groups) if several else gpu_block_pool
+            )
 
     def on_new_request(self, request: Any) -> None:
         side = self._scheduler
@@ -121,14 +133,14 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         side = self._scheduler
         assert side is not None
         # Not guarded: tokens were claimed, and to go on without writing them would be a wrong answer.
-        side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        side.allocated(request, _first(blocks.get_block_ids()), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         side = self._scheduler
         assert side is not None
         state = scheduler_output.kv_connector_block_state
         orders = side.build(
-            scheduler_output.num_scheduled_tokens, lambda name: state.resolve_block_ids(name)[0]
+            scheduler_output.num_scheduled_tokens, lambda name: _first(state.resolve_block_ids(name))
         )
         return StepMetadata(replace(orders, repeated=self._evidence(scheduler_output)))
 
@@ -144,7 +156,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:
             manager = self._kv_cache_manager
             # Not guarded: wrong blocks would be left in the prefix cache.
-            bad = side.loads_failed(report.failed_loads, lambda name: manager.get_block_ids(name)[0])
+            bad = side.loads_failed(report.failed_loads, lambda name: _first(manager.get_block_ids(name)))
             manager.evict_blocks(bad | set(connector_output.invalid_block_ids or ()))
 
     def reset_cache(self) -> bool:
@@ -159,11 +171,19 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert side is not None
         return False, self._guarded(None, lambda: side.finished(request))
 
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, _first(block_ids))
+
     # -- worker -------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         side = self._worker
         assert side is not None
+        if self._unsupported is not None:  # nothing will be ordered, so nothing is allocated
+            side.refuse(self._unsupported)
+            return
         contexts = self._vllm_config.compilation_config.static_forward_context
         side.register([contexts[name] for name in kv_caches if name in contexts])
 
@@ -231,9 +251,8 @@ def _tier_rows(vllm_config: Any) -> list[int]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     layers = -(-model.get_total_num_hidden_layers() // parallel.pipeline_parallel_size)
     shape = Shape(layers, model.get_num_kv_heads(parallel), model.get_head_size(), model.dtype)
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    budgets = [int(extra.get(name, default)) for name, default in DEFAULT_BYTES.items()]
-    rows = [max(0, budget) // shape.row_bytes for budget in budgets]
+    budgets = configuration.budgets(vllm_config.kv_transfer_config)
+    rows = [budget // shape.row_bytes for budget in budgets.values()]
     return rows if rows[1] else rows[:1]
 
 
@@ -251,8 +270,18 @@ def _fingerprint(vllm_config: Any) -> str:
 
 
 def _block_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens of a block; where there are several groups, those of the pieces in which prompts are hashed."""
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
     groups = kv_cache_config.kv_cache_groups
+    if len(groups) > 1:
+        return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
     return int(groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size)
+
+
+def _first(groups: Sequence[list[int]]) -> list[int]:
+    """The block ids of the first group. A model without attention has no group at all."""
+    return groups[0] if groups else []
 
 
 def _loads_ahead(vllm_config: Any, kv_cache_config: Any) -> bool:
@@ -270,14 +299,19 @@ def _loads_ahead(vllm_config: Any, kv_cache_config: Any) -> bool:
 
 def _unsupported(vllm_config: Any, kv_cache_config: Any) -> str | None:
     """What can be refused before anything runs."""
-    parallel = vllm_config.parallel_config
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return f"its KV cache has {len(kv_cache_config.kv_cache_groups)} groups, one is supported"
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    groups = len(kv_cache_config.kv_cache_groups)
+    if model.is_hybrid or model.is_attention_free:
+        return "it has recurrent layers, whose state is not kept token by token"
+    if groups != 1:
+        remedy = "; start vLLM with --disable-hybrid-kv-cache-manager" if groups else ""
+        return f"its KV cache has {groups} groups, one is supported{remedy}"
     if vllm_config.speculative_config is not None:
         return "speculative decoding is on"
-    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
-        return "decode context parallelism is on"
-    if vllm_config.model_config.use_mla:
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name.removesuffix('_size').replace('parallel', 'parallelism').replace('_', ' ')} is on"
+    if model.use_mla:
         return "it has MLA attention"
     return None
 

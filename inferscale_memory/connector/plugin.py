@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inferscale_memory.connector import configuration
+
 
 def register() -> None:
     """Called by vLLM in every one of its processes."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if "InferScaleConnector" not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(
-            "InferScaleConnector", "inferscale_memory.connector.connector", "InferScaleConnector"
-        )
+    if configuration.NAME not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(configuration.NAME, configuration.MODULE, configuration.NAME)
+    configuration.watch()

