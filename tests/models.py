@@ -139,21 +139,9 @@ _FAMILIES |= {
             "shared_expert_intermediate_size": 64,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
         },
-    ),
-    "lfm2": (
-        "Lfm2Config",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["conv", _FULL, "conv"],
-            "rope_parameters": _rope(),
-        },
-    ),
-    "mamba2": (
-        "Mamba2Config",
-        {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16},
     ),
     "exaone4": (
         "Exaone4Config",

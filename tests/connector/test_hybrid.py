@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,15 @@ from inferscale_memory.prompt.segments import Prompt, Segment
 from tests.connector.rig import Rig
 from tests.connector.test_positions import served_as_text
 from tests.models import tiny_model
+
+
+@pytest.mark.engine
+def test_gated_delta_nets_are_served_as_text(tmp_path: Path) -> None:
+    """Qwen3-Next. vLLM's CPU build runs it in bf16 alone."""
+    options = {"block_size": None, "num_gpu_blocks_override": None}
+    with Rig.open(tiny_model("qwen3_next", tmp_path), dtype="bfloat16", **options) as rig:
+        assert "recurrent layers" in rig.unsupported
+        served_as_text(rig)
 
 
 @pytest.fixture(scope="module")

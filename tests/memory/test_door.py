@@ -129,7 +129,16 @@ GOOD: dict[str, dict[str, Any]] = {
     "session": ADA,
 }
 """For every public call of a memory that takes arguments, such as work."""
-WITHOUT_ARGUMENTS = {"close", "expire", "failed_adds", "reset", "retry_failed", "engine", "project", "from_config"}
+WITHOUT_ARGUMENTS = {
+    "close",
+    "expire",
+    "failed_adds",
+    "reset",
+    "retry_failed",
+    "engine",
+    "project",
+    "from_config",
+}
 INNER = {"entity_store", "vector_store", "db", "llm"}
 NOT_HERE = {("add", "llm"), ("add", "memory_type")}
 """Whatever is passed as `llm` is used; a memory of another type is mem0's to refuse."""
@@ -164,7 +173,9 @@ def test_no_argument_of_a_memory_reaches_the_depths(filled: Settled, method: str
             continue
         for label, value in BAD.items():
             options = {**GOOD[method], name: value}
-            refused_or_done(lambda options=options: getattr(filled, method)(**options), f"{method}({name}={label})")
+            refused_or_done(
+                lambda options=options: getattr(filled, method)(**options), f"{method}({name}={label})"
+            )
     assert filled.chat("What do I like?", **ADA, max_tokens=1).memories
 
 
@@ -177,7 +188,9 @@ def test_no_argument_of_a_session_reaches_the_depths(filled: Settled, method: st
     for name in arguments(getattr(session, method)):
         for label, value in BAD.items():
             options = {**good, name: value}
-            refused_or_done(lambda options=options: getattr(settled, method)(**options), f"{method}({name}={label})")
+            refused_or_done(
+                lambda options=options: getattr(settled, method)(**options), f"{method}({name}={label})"
+            )
     assert settled.chat("What do I like?", max_tokens=1).text is not None
 
 
@@ -205,20 +218,28 @@ def test_no_argument_of_a_chat_reaches_the_depths(memory: Memory, method: str) -
     for name in arguments(getattr(chat, method)):
         for label, value in BAD.items():
             options = {**good, name: value}
-            refused_or_done(lambda options=options: getattr(chat, method)(**options), f"{method}({name}={label})")
+            refused_or_done(
+                lambda options=options: getattr(chat, method)(**options), f"{method}({name}={label})"
+            )
 
 
 def test_no_option_of_injection_reaches_the_depths() -> None:
     for field in fields(Injection):
         for label, value in BAD.items():
-            refused_or_done(lambda field=field, value=value: Injection(**{field.name: value}), f"{field.name}={label}")
+            refused_or_done(
+                lambda field=field, value=value: Injection(**{field.name: value}), f"{field.name}={label}"
+            )
     for label, value in BAD.items():
         refused_or_done(lambda value=value: Injection.read(value), label)
 
 
 @pytest.mark.parametrize("name", ["injection", "folder", "blobs", "vector_store", "llm", "embedder", None])
 def test_no_configuration_reaches_the_depths(
-    open_memory: OpenMemory, engine: WatchedEngine, name: str | None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    open_memory: OpenMemory,
+    engine: WatchedEngine,
+    name: str | None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
     usual = {"None", "{}", "empty", "half", "nul"}  # a default, or a folder of that name

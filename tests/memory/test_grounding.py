@@ -54,7 +54,10 @@ def test_what_only_the_instructions_say_is_a_copy(fact: str) -> None:
         ("User is allergic to walnuts", WALNUTS),
         ("User has an allergy", WALNUTS),
         ("User's name is Lena and she has a dog", "user: I'm Lena, and I have a dog\n"),
-        ("Lena flies to Oslo", '## Existing Memories\n[{"id": "0", "text": "Lena moves to Oslo"}]\nuser: I fly!'),
+        (
+            "Lena flies to Oslo",
+            '## Existing Memories\n[{"id": "0", "text": "Lena moves to Oslo"}]\nuser: I fly!',
+        ),
         ("User owns a dog named Rex", "user: Rex is my dog\n"),
         ("User owns a dog", "user: Ich habe einen Hund\n"),
         ("User likes tea", "user: 我喜欢茶\n"),
@@ -96,7 +99,13 @@ def test_an_answer_of_copies_alone_is_an_error_that_quotes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("said", "nothing"),
-    [("", True), ("user: \n", True), ("user:   \nassistant: \n", True), (WALNUTS, False), ("user: ?\n", False)],
+    [
+        ("", True),
+        ("user: \n", True),
+        ("user:   \nassistant: \n", True),
+        (WALNUTS, False),
+        ("user: ?\n", False),
+    ],
 )
 def test_messages_without_a_word_say_nothing(said: str, nothing: bool) -> None:
     assert says_nothing(asked(said)) is nothing

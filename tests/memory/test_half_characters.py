@@ -69,7 +69,9 @@ def test_what_an_llm_extracts_with_it_is_stored(either: Settled) -> None:
 
 
 def test_a_call_that_spells_it_can_be_stored(memory: Memory) -> None:
-    [call] = read_calls('{"name": "save", "arguments": {"what": "tea\\ud83d"}}', [{"function": {"name": "save"}}]).calls
+    [call] = read_calls(
+        '{"name": "save", "arguments": {"what": "tea\\ud83d"}}', [{"function": {"name": "save"}}]
+    ).calls
     assert call.arguments == {"what": REPLACED}
 
 

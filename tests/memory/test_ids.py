@@ -52,7 +52,9 @@ CALLS: dict[str, Call] = {
     "search and": lambda m, who: m.search(
         "tea", filters={"agent_id": "desk", "AND": [{"user_id": who}]}, threshold=0.0
     ),
-    "search or": lambda m, who: m.search("tea", filters={"agent_id": "desk", "OR": [{"user_id": who}]}, threshold=0.0),
+    "search or": lambda m, who: m.search(
+        "tea", filters={"agent_id": "desk", "OR": [{"user_id": who}]}, threshold=0.0
+    ),
     "search nested": lambda m, who: m.search(
         "tea", filters={"agent_id": "desk", "AND": [{"OR": [{"user_id": who}]}]}, threshold=0.0
     ),
@@ -114,7 +116,9 @@ def test_what_is_no_name_is_refused_or_finds_nothing_in_every_call(filled: Settl
                 result = found(call(filled, who))
             except ValueError:  # mem0's, or ours, which is one too
                 continue
-            operators = isinstance(who, dict | list | tuple | set) or (isinstance(who, str) and " and" in name)
+            operators = isinstance(who, dict | list | tuple | set) or (
+                isinstance(who, str) and " and" in name
+            )
             assert " " in name, (name, who)
             assert operators or result == set(), (name, who, result)
 

@@ -21,7 +21,10 @@ from tests.memory.watched import WatchedEngine
 
 CONTEXT = 2048
 SAID = [
-    {"role": ("user", "assistant")[number % 2], "content": f"I keep the number {number} in mind, day and night."}
+    {
+        "role": ("user", "assistant")[number % 2],
+        "content": f"I keep the number {number} in mind, day and night.",
+    }
     for number in range(120)
 ]
 

@@ -48,9 +48,14 @@ def test_a_fact_is_found_by_the_value_it_was_stored_with(open_face: OpenFace, pr
         assert memory.get(added["id"])["metadata"]["v"] == stored, name
         for condition in (value, stored, {"in": [value]}, {"eq": value}):
             filters = {**ADA, "v": condition}
-            if provider == "qdrant" and (isinstance(stored, float) or (isinstance(condition, dict) and stored is True)):
+            if provider == "qdrant" and (
+                isinstance(stored, float) or (isinstance(condition, dict) and stored is True)
+            ):
                 continue  # it compares whole numbers and text, and booleans one at a time
-            assert len(memory.search("tea", filters=filters, threshold=0.0)["results"]) == 1, (name, condition)
+            assert len(memory.search("tea", filters=filters, threshold=0.0)["results"]) == 1, (
+                name,
+                condition,
+            )
             assert len(memory.get_all(filters=filters)["results"]) == 1, (name, condition)
         memory.delete(added["id"])
 
@@ -78,7 +83,9 @@ def test_what_is_no_time_is_refused_where_times_are_compared(memory: Memory, ope
             ask(filters={**ADA, "created_at": {"lt": operand}})
 
 
-@pytest.mark.parametrize("operand", [float("nan"), b"x", object(), lambda: 1, {"eq": float("nan")}, [float("nan")]])
+@pytest.mark.parametrize(
+    "operand", [float("nan"), b"x", object(), lambda: 1, {"eq": float("nan")}, [float("nan")]]
+)
 def test_what_no_value_is_equal_to_is_refused(memory: Memory, operand: Any) -> None:
     for ask in (memory.get_all, lambda filters: memory.prepare("tea", **ADA, filters=filters)):
         with pytest.raises(ConfigurationError, match=r"filters\['v'\] must be"):

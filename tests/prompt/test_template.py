@@ -577,7 +577,9 @@ def test_smollm2_reads_no_control_token_in_a_fact(smollm2: Any) -> None:
 
 def test_half_a_character_is_read_as_the_replacement_character() -> None:
     template = PromptTemplate(models.tiny_tokenizer())
-    half, replaced = (template.plain([{"role": "user", "content": f"What is {it}?"}]) for it in "\ud83d\ufffd")
+    half, replaced = (
+        template.plain([{"role": "user", "content": f"What is {it}?"}]) for it in "\ud83d\ufffd"
+    )
     assert half == replaced
     whole = template.plain([{"role": "user", "content": "What is \ud83d\ude00?"}])
     assert whole == template.plain([{"role": "user", "content": "What is \U0001f600?"}])
