@@ -250,5 +250,5 @@ def key(memory: Memory, fact: str) -> str:
 def test_a_count_that_is_none_is_refused(open_memory: OpenMemory) -> None:
     for bad in (-1, 2.5, True):
         options: dict[str, Any] = {"neighbours": bad}
-        with pytest.raises(ConfigurationError, match=r"injection.neighbours is"):
+        with pytest.raises(ConfigurationError, match=r"injection.neighbours must be"):
             open_memory(injection=options)

@@ -203,5 +203,5 @@ def test_a_k_of_none_is_not_asked(open_memory: OpenMemory) -> None:
 
 
 def test_a_budget_that_is_none_is_refused(open_memory: OpenMemory) -> None:
-    with pytest.raises(ConfigurationError, match=r"injection.whole is"):
+    with pytest.raises(ConfigurationError, match=r"injection.whole must be"):
         open_memory(injection={"whole": -1})
