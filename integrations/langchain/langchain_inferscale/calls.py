@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from inferscale_memory import SamplingOptions
-from inferscale_memory.arguments import refusal
+from inferscale_memory.arguments import as_count, as_plain, as_text, refusal
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.scope import IDS, Ids
 from langchain_inferscale.structured import checked_class, is_json_schema
@@ -78,10 +78,14 @@ def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Seque
     call = {**defaults, **{name: value for name, value in given.items() if name in _OWN}}
     options = SamplingOptions(
         **{name: call[name] for name in SAMPLING},
-        stop=tuple(call["stop"] or ()) if stop is None else tuple(stop),
+        stop=_stop(call["stop"] if stop is None else stop),
     )
     schema = _schema(call["response_format"])
     tools = call["tools"] or None
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise refusal("tools", tools, "a list of tools, as bind_tools makes it")
+    if call["tool_choice"] is not None and not isinstance(call["tool_choice"], str):
+        raise refusal("tool_choice", call["tool_choice"], "'auto', 'any', 'none' or the name of a tool")
     if schema is not None:
         if tools and call["tool_choice"] != "none":
             raise ConfigurationError(
@@ -89,16 +93,40 @@ def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Seque
                 "ToolStrategy(schema), which makes the schema one of the tools"
             )
         options = replace(options, json_schema=schema)
+    filters = call["filters"]
+    if filters is not None and not isinstance(filters, Mapping):
+        raise refusal("filters", filters, "a dictionary of mem0's filters")
     return Call(
         scope=dict(call["scope"]),
-        memories=call["memories"],
-        k=call["k"],
-        filters=call["filters"],
+        memories=_memories(call["memories"]),
+        k=None if call["k"] is None else as_count(call["k"], "k"),
+        filters=filters,
         tools=tools,
         tool_choice=call["tool_choice"],
         options=options,
         inject=bool(call["inject"]),
     )
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+        raise refusal("stop", given, "a text or a list of texts")
+    return tuple(as_text(text, "stop") for text in texts)
+
+
+def _memories(given: Any) -> Sequence[Mapping[str, Any]] | None:
+    if given is None:
+        return None
+    if (
+        isinstance(given, str)
+        or not isinstance(given, Sequence)
+        or not all(isinstance(one, Mapping) for one in given)
+    ):
+        raise refusal("memories", given, "a list of results of a search")
+    return given
 
 
 def _schema(form: Any) -> Mapping[str, Any] | None:
@@ -134,12 +162,15 @@ def read_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _tool(tool: Any) -> dict[str, Any]:
     checked_class(tool)
+    tool = as_plain(tool, "a tool") if isinstance(tool, Mapping) else tool
     if is_json_schema(tool) and not _takes_names(tool):
         raise refusal("a tool", tool, "one whose schema is of type 'object', with properties")
     try:
         read = convert_to_openai_tool(tool)
     except (TypeError, ValueError) as error:
-        raise refusal("a tool", tool, "a function, a tool of LangChain's, a pydantic class or a schema") from error
+        raise refusal(
+            "a tool", tool, "a function, a tool of LangChain's, a pydantic class or a schema"
+        ) from error
     function = read.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise refusal("a tool", tool, '{"type": "function", "function": {"name": ..., "parameters": {...}}}')
@@ -169,9 +200,9 @@ def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     if choice == "required":
         choice = "any"
-    if choice in ("auto", "none") or choice in names or (choice == "any" and names):
+    if isinstance(choice, str) and (choice in ("auto", "none", *names) or (choice == "any" and names)):
         return str(choice)
     known = ", ".join(names) or "none"
-    raise ConfigurationError(
-        f"tool_choice is {choice!r}, and the tools are: {known}. Choose one of them, 'any', or 'auto'."
+    raise refusal(
+        "tool_choice", choice, f"'auto', 'any', 'none' or one of the tools (the tools are: {known})"
     )

@@ -24,6 +24,7 @@ from langchain_core.tools import BaseTool
 from pydantic import Field, PrivateAttr, model_validator
 
 from inferscale_memory import Chat, Engine, Prepared
+from inferscale_memory.arguments import as_text, refusal
 from inferscale_memory.errors import ConfigurationError, ContextOverflowError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.bound import Bound
@@ -189,6 +190,7 @@ class ChatInferScale(BaseChatModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of the engine's own tokenizer."""
+        text = as_text(text, "text")
         return list(self._engine.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def get_num_tokens(self, text: str) -> int:
@@ -328,6 +330,8 @@ class ChatInferScale(BaseChatModel):
         rest = {name: value for name, value in given.items() if name not in IDS}
         bound = {**self._bound, **read_ids(given)}
         if "scope" in rest:
+            if not isinstance(rest["scope"], Mapping):
+                raise refusal("scope", rest["scope"], "a dictionary of ids")
             return {**rest, "scope": {**rest["scope"], **bound}}
         return {**rest, "scope": {**self._own_ids, **ids_of_config(config, self.scope_keys), **bound}}
 

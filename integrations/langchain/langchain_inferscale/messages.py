@@ -27,6 +27,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 
 from inferscale_memory import Recalled, Reply, ReplyChunk
 from inferscale_memory import ToolCall as Called
+from inferscale_memory.arguments import as_plain
 from inferscale_memory.errors import PromptError
 
 _SYSTEM = ("system", "developer")
@@ -45,8 +46,9 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
     Raises:
         PromptError: content that is not text, and messages that are no part of a conversation.
+        ConfigurationError: arguments of a tool that are nested too deep.
     """
-    chat = [_message(message) for message in messages]
+    chat: list[dict[str, Any]] = [as_plain(_message(message), "a message") for message in messages]
     if chat and chat[-1]["role"] in _SYSTEM:
         chat[-1]["role"] = "user"
     return chat
@@ -116,7 +118,8 @@ def _part(block: Any, message: BaseMessage) -> str | None:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+    arguments = as_plain(call["args"], "the arguments of a tool")
+    function = {"name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {"id": call.get("id"), "type": "function", "function": function}
 
 

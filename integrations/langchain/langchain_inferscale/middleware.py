@@ -24,6 +24,7 @@ from langchain_core.runnables import RunnableBinding
 from langgraph.runtime import Runtime
 
 from inferscale_memory import Chat
+from inferscale_memory.arguments import as_count, as_number, as_plain, as_text, refusal
 from inferscale_memory.errors import ConfigurationError, ExtractionError
 from langchain_inferscale.chat_models import ChatInferScale
 from langchain_inferscale.copying import Shared
@@ -88,7 +89,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
             heading: stands above memories that are read as text.
 
         Raises:
-            ConfigurationError: a memory that is none, ids that cannot be.
+            ConfigurationError: a memory that is none, ids or options that cannot be.
         """
         super().__init__()
         if memory is None:
@@ -97,14 +98,19 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
         self._chat = Chat(memory=memory)
         self._ids = read_ids({"user_id": user_id, "agent_id": agent_id, "run_id": run_id})
         self._keys = checked_keys(scope_keys)
-        self._k = k
-        self._filters = filters
+        self._k = None if k is None else as_count(k, "k")
+        if filters is not None and not isinstance(filters, Mapping):
+            raise refusal("filters", filters, "a dictionary of mem0's filters")
+        self._filters = None if filters is None else as_plain(filters, "filters")
+        for name, flag in (("write", write), ("answers", answers), ("infer", infer)):
+            if not isinstance(flag, bool):
+                raise refusal(name, flag, "True or False")
         self._write = write
         self._answers = answers
         self._infer = infer
-        self._recall_timeout = recall_timeout
-        self._write_timeout = write_timeout
-        self._heading = heading
+        self._recall_timeout = as_number(recall_timeout, "recall_timeout", least=0)
+        self._write_timeout = as_number(write_timeout, "write_timeout", least=0)
+        self._heading = as_text(heading, "heading")
         self._turns = _Turns()
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="inferscale-memory")
         self._told = False

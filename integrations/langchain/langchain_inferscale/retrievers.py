@@ -14,6 +14,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
+from inferscale_memory.arguments import as_count, as_text, refusal
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.copying import picklable, sharing
@@ -82,12 +83,12 @@ class InferScaleRetriever(BaseRetriever):
         self._behind.close()
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        return super().invoke(input, config, **self._settled(config, kwargs))
+        return super().invoke(as_text(input, "query"), config, **self._settled(config, kwargs))
 
     async def ainvoke(
         self, input: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
-        return await super().ainvoke(input, config, **self._settled(config, kwargs))
+        return await super().ainvoke(as_text(input, "query"), config, **self._settled(config, kwargs))
 
     def _settled(self, config: RunnableConfig | None, given: Mapping[str, Any]) -> dict[str, Any]:
         own = read_ids({name: getattr(self, name) for name in IDS})
@@ -122,10 +123,13 @@ class InferScaleRetriever(BaseRetriever):
         return [_document(found) for found in living(await self._behind.chat.arecall(query, **asked))]
 
     def _asked(self, scope: Ids | None, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
+        filters = self.filters if filters is None else filters
+        if filters is not None and not isinstance(filters, Mapping):
+            raise refusal("filters", filters, "a dictionary of mem0's filters")
         return {
             "ids": demanded(scope or {}, _NAME),
-            "k": self.k if k is None else k,
-            "filters": self.filters if filters is None else filters,
+            "k": self.k if k is None else as_count(k, "k"),
+            "filters": filters,
         }
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from pydantic import AfterValidator, BeforeValidator
 
+from inferscale_memory.arguments import refusal, repaired
 from inferscale_memory.errors import ConfigurationError
 
 IDS = ("user_id", "agent_id", "run_id")
@@ -30,13 +32,23 @@ def read_ids(given: Mapping[str, Any], keys: Mapping[str, str] = DEFAULT_KEYS) -
         value = given.get(key)
         if value is None:
             continue
-        text = str(value).strip()
+        text = _id(value, key).strip()
         if not text:
             raise ConfigurationError(
                 f"{key} is empty: pass the {name} whose memories are meant, or leave it out"
             )
         found[name] = text
     return found
+
+
+def _id(value: Any, name: str) -> str:
+    """The text of an id. It is never repaired: two users whose ids differ in half a character would become one."""
+    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+        raise refusal(name, value, "an id: text, a whole number or a UUID")
+    text = str(value)
+    if repaired(text) != text:
+        raise refusal(name, text, "an id of whole characters: half of one cannot be stored")
+    return text
 
 
 def ids_of_config(config: RunnableConfig | None, keys: Mapping[str, str] = DEFAULT_KEYS) -> Ids:
@@ -46,7 +58,9 @@ def ids_of_config(config: RunnableConfig | None, keys: Mapping[str, str] = DEFAU
 
 def checked_keys(keys: Mapping[str, str]) -> dict[str, str]:
     """`keys` as an option. Raises ConfigurationError on ids that do not exist."""
-    unknown = sorted(set(keys) - set(IDS))
+    if not isinstance(keys, Mapping) or not all(isinstance(key, str) for key in keys.values()):
+        raise refusal("scope_keys", keys, 'a dictionary from an id to a key, such as {"user_id": "user_id"}')
+    unknown = sorted(map(str, set(keys) - set(IDS)))
     if unknown:
         raise ConfigurationError(f"scope_keys names {', '.join(unknown)}: the ids are {', '.join(IDS)}")
     return dict(keys)

@@ -15,8 +15,8 @@ from langgraph.store.base import (
     BaseStore,
     GetOp,
     IndexConfig,
+    InvalidNamespaceError,
     Item,
-    ListNamespacesOp,
     Op,
     PutOp,
     Result,
@@ -24,12 +24,12 @@ from langgraph.store.base import (
     SearchOp,
     TTLConfig,
 )
-from langgraph.store.base import validate_op_namespace as check_labels
 
 from inferscale_memory import Chat
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.copying import Shared
-from langchain_inferscale.store_match import checked, holds, listed, pinned
+from langchain_inferscale.store_door import checks_names, labels, ops_in, ttl_in, user_in, user_of_in
+from langchain_inferscale.store_match import holds, listed, pinned
 from langchain_inferscale.store_rows import (
     Namespace,
     Stored,
@@ -86,15 +86,18 @@ class InferScaleStore(Shared, BaseStore):
             raise ConfigurationError("InferScaleStore has no memory: pass a Memory or an AsyncMemory")
         self._chat = Chat(memory=memory)
         self._fields = _fields(index)
-        self.ttl_config = ttl
-        self._user_of = user_of or name_of
+        self.ttl_config = ttl_in(ttl)
+        self._user_of = user_of_in(user_of) or name_of
         self._writing = RLock()
         self._last = 0
         self._swept = time()
 
     def user_id(self, namespace: Namespace) -> str:
         """The user of the memory whom what is indexed in `namespace` belongs to."""
-        return self._user_of(tuple(namespace))
+        named = labels(namespace)
+        if not named:
+            raise InvalidNamespaceError("the empty namespace holds no items, and belongs to nobody")
+        return user_in(self._user_of(named), named)
 
     # -- LangGraph's two ways in -----------------------------------------------------------------------------
 
@@ -104,11 +107,10 @@ class InferScaleStore(Shared, BaseStore):
 
         Raises:
             InvalidNamespaceError: labels that LangGraph does not allow.
-            StoreError: a value that is no JSON, an operator that does not exist.
+            StoreError: a value that is no JSON, a filter that cannot be.
+            ConfigurationError: any other argument that cannot be.
         """
-        asked = list(ops)
-        for op in asked:
-            check_labels(op)
+        asked = ops_in(ops)
         self._sweep_if_due()
         results: list[Result] = []
         puts: dict[tuple[Namespace, str], PutOp] = {}
@@ -120,11 +122,9 @@ class InferScaleStore(Shared, BaseStore):
                 results.append(self._get(op))
             elif isinstance(op, SearchOp):
                 results.append(self._search(op))
-            elif isinstance(op, ListNamespacesOp):
+            else:
                 kept = self._items(below(pinned(op)))
                 results.append(listed(list(dict.fromkeys(stored.namespace for stored in kept)), op))
-            else:
-                raise ValueError(f"Unknown operation type: {type(op)}")
         ready = [(op, None if op.value is None else value_of(op)) for op in puts.values()]
         with self._writing:
             for op, value in ready:
@@ -133,7 +133,14 @@ class InferScaleStore(Shared, BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """See `batch`; in a thread, since mem0's stores block."""
-        return await asyncio.to_thread(self.batch, list(ops))
+        return await asyncio.to_thread(self.batch, ops_in(ops))
+
+    get, aget = checks_names(BaseStore.get), checks_names(BaseStore.aget)
+    put, aput = checks_names(BaseStore.put), checks_names(BaseStore.aput)
+    delete, adelete = checks_names(BaseStore.delete), checks_names(BaseStore.adelete)
+    search, asearch = checks_names(BaseStore.search), checks_names(BaseStore.asearch)
+    list_namespaces = checks_names(BaseStore.list_namespaces)
+    alist_namespaces = checks_names(BaseStore.alist_namespaces)
 
     def sweep_ttl(self) -> int:
         """Delete every item whose time is over, as a deletion does, and what a crash has left of items that were
@@ -156,8 +163,7 @@ class InferScaleStore(Shared, BaseStore):
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
         where = below(tuple(op.namespace_prefix))
-        filters = checked(op.filter)
-        items = [stored for stored in self._items(where) if holds(filters, stored.value)]
+        items = [stored for stored in self._items(where) if holds(op.filter or {}, stored.value)]
         if op.query and self._fields is not None and items:
             found = self._ranked(op, where, items)
         else:

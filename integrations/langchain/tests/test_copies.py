@@ -46,10 +46,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 PLAIN = ("InferScaleMemoryMiddleware", "InferScaleStore")
 ROUTES = [
-    (kind, way)
-    for kind in MAKERS
-    for way in COPIES
-    if kind not in PLAIN or not way.startswith("model_copy")
+    (kind, way) for kind in MAKERS for way in COPIES if kind not in PLAIN or not way.startswith("model_copy")
 ]
 
 

@@ -5,13 +5,15 @@ It must never ask for memories of a scope that the call does not name, nor guess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from inferscale_memory import SamplingOptions
+from inferscale_memory.arguments import as_count, as_plain, as_text, refusal
 from llama_index.core.base.llms.types import ChatMessage
 
+from llama_index.llms.inferscale.door import IDS, filters_in, id_in, messages_in
 from llama_index.llms.inferscale.messages import answerable, question_in, to_chat, to_tool_choice, to_tools
 from llama_index.llms.inferscale.recollection import (
     Recollection,
@@ -20,7 +22,6 @@ from llama_index.llms.inferscale.recollection import (
     without_memories,
 )
 
-IDS = ("user_id", "agent_id", "run_id")
 _SAMPLING = tuple(field.name for field in fields(SamplingOptions))
 _OTHERS = ("k", "filters", "inject", "tools", "tool_choice", "tool_required")
 OPTIONS = (*IDS, *_OTHERS, *_SAMPLING)
@@ -66,6 +67,7 @@ def read(
 
     Raises:
         TypeError: an option that does not exist.
+        ConfigurationError: messages, ids or options that cannot be.
         ValueError: blocks that are no text, memories of another scope than the LLM's.
     """
     for name in given:
@@ -78,7 +80,8 @@ def read(
         **defaults,
         **{name: value for name, value in given.items() if value is not None or name in IDS},
     }
-    ids = {name: str(options[name]) for name in IDS if options.get(name) is not None}
+    messages = messages_in(messages)
+    ids = {name: text for name in IDS if (text := id_in(options.get(name), name)) is not None}
     carried = recollection_in(messages)
     if carried is not None and memory is not None and carried.memory is memory:
         ids = _of_one_scope(carried, ids)
@@ -100,13 +103,26 @@ def read(
         ids=ids,
         given=found,
         search_s=search_s,
-        options=SamplingOptions(**{name: options[name] for name in _SAMPLING if name in options}),
-        k=options.get("k"),
-        filters=options.get("filters"),
+        options=_sampling(options),
+        k=None if options.get("k") is None else as_count(options["k"], "k"),
+        filters=filters_in(options.get("filters")),
         inject=bool(options.get("inject", True)),
         tools=to_tools(options.get("tools")),
         tool_choice=to_tool_choice(options.get("tool_choice"), bool(options.get("tool_required"))),
     )
+
+
+def _sampling(options: Mapping[str, Any]) -> SamplingOptions:
+    given = {name: options[name] for name in _SAMPLING if name in options}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    elif (texts := given.get("stop")) is not None:
+        if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+            raise refusal("stop", texts, "a text or a list of texts")
+        given["stop"] = tuple(as_text(text, "stop") for text in texts)
+    if given.get("json_schema") is not None:
+        given["json_schema"] = as_plain(given["json_schema"], "json_schema")
+    return SamplingOptions(**given)
 
 
 def _of_one_scope(carried: Recollection, ids: Mapping[str, str]) -> dict[str, str]:

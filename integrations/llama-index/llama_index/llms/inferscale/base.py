@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from inferscale_memory import Chat, Engine, Prepared, Reply
+from inferscale_memory.arguments import as_text
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
@@ -46,13 +47,14 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.llms.inferscale import asking
 from llama_index.llms.inferscale.asking import Asked
 from llama_index.llms.inferscale.copying import Named, is_plain, unpicklable
+from llama_index.llms.inferscale.door import IDS, id_in
 from llama_index.llms.inferscale.report import to_response
 from llama_index.llms.inferscale.structured import SchemaLLM
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
-_OWN = (*asking.IDS, "k", "filters", "inject", "max_tokens", "temperature")
+_OWN = (*IDS, "k", "filters", "inject", "max_tokens", "temperature")
 _BEHIND = "behind"
 
 
@@ -67,14 +69,14 @@ class InferScaleLLM(SchemaLLM):
     user_id: str | None = Field(default=None, description="Whose memories.")
     agent_id: str | None = Field(default=None, description="Of which agent.")
     run_id: str | None = Field(default=None, description="Of which run.")
-    k: int | None = Field(default=None, description="How many memories a question recalls.")
+    k: int | None = Field(default=None, ge=0, description="How many memories a question recalls.")
     filters: dict[str, Any] | None = Field(default=None, description="mem0's filters, beyond the ids.")
     inject: bool = Field(default=True, description="False prefills the very same prompt as text.")
     max_tokens: int = Field(default=256, gt=0, description="Most tokens of an answer.")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy.")
     model: str | None = Field(default=None, description="The model's name; that of its folder by default.")
     context_window: int | None = Field(
-        default=None, description="Most tokens; what the engine has by default."
+        default=None, gt=0, description="Most tokens; what the engine has by default."
     )
     is_function_calling_model: bool = Field(
         default=True, description="False keeps agents from offering it tools."
@@ -101,6 +103,7 @@ class InferScaleLLM(SchemaLLM):
         Raises:
             ConfigurationError: both, or a memory of another library.
             TypeError: a field that does not exist: a misspelt user_id would be nobody's.
+            pydantic.ValidationError: a field that cannot be.
         """
         written = fields.pop(_BEHIND, None)
         for name in fields:
@@ -112,6 +115,7 @@ class InferScaleLLM(SchemaLLM):
             chat: Chat | None = Chat(engine, memory)
         else:
             chat = _found(written)
+        fields.update({name: id_in(fields[name], name) for name in IDS if name in fields})
         super().__init__(**fields)
         self._stand_on(chat, engine, written)
 
@@ -152,7 +156,9 @@ class InferScaleLLM(SchemaLLM):
         self.__init__(state["engine"], **state["fields"])  # type: ignore[misc]  # as LlamaIndex's own does
 
     @model_serializer(mode="wrap")
-    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def custom_model_dump(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """LlamaIndex's, and the name under which this process finds the engine and the memory again."""
         return {**handler(self), "class_name": self.class_name(), _BEHIND: self._written}
 
@@ -190,6 +196,7 @@ class InferScaleLLM(SchemaLLM):
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of the model's own tokenizer: what `Settings.tokenizer` and splitters take."""
+        text = as_text(text, "text")
         return list(self.engine.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def close(self) -> None:
@@ -231,24 +238,24 @@ class InferScaleLLM(SchemaLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """The answer to `prompt` as a question of the user."""
-        return chat_to_completion_decorator(self._answer)(prompt, **kwargs)
+        return chat_to_completion_decorator(self._answer)(as_text(prompt, "prompt"), **kwargs)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """See `complete`."""
-        return stream_chat_to_completion_decorator(self._stream)(prompt, **kwargs)
+        return stream_chat_to_completion_decorator(self._stream)(as_text(prompt, "prompt"), **kwargs)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """See `complete`."""
-        return await achat_to_completion_decorator(self._aanswer)(prompt, **kwargs)
+        return await achat_to_completion_decorator(self._aanswer)(as_text(prompt, "prompt"), **kwargs)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """See `complete`."""
-        return await astream_chat_to_completion_decorator(self._astream)(prompt, **kwargs)
+        return await astream_chat_to_completion_decorator(self._astream)(as_text(prompt, "prompt"), **kwargs)
 
     # -- tools -----------------------------------------------------------------------------------------------
 
@@ -325,7 +332,9 @@ class InferScaleLLM(SchemaLLM):
         if chat is None:
             self._written = written
             return
-        named = chat if chat.memory is None else chat.memory  # the app keeps a memory; the engine is this object's
+        named = (
+            chat if chat.memory is None else chat.memory
+        )  # the app keeps a memory; the engine is this object's
         self._written = {"name": Named.add(named), "default": engine is None and chat.memory is None}
 
     @property

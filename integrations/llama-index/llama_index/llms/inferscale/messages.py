@@ -7,10 +7,11 @@ would look like an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from inferscale_memory import ToolCall
+from inferscale_memory.arguments import refusal
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
@@ -131,8 +132,10 @@ def _as_chat_apis(call: ToolCall) -> dict[str, Any]:
 
 def to_tools(tools: Sequence[Any] | None) -> list[Any] | None:
     """Tools of LlamaIndex as chat APIs take them; those already are stay."""
-    if not tools:
+    if tools is None or tools == [] or tools == ():
         return None
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise refusal("tools", tools, "a list of tools")
     return [
         tool.metadata.to_openai_tool(skip_length_check=True) if hasattr(tool, "metadata") else tool
         for tool in tools
@@ -145,7 +148,11 @@ def to_tool_choice(choice: str | Mapping[str, Any] | None, required: bool) -> st
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(choice, str):
-            raise ValueError('tool_choice names no tool: pass {"function": {"name": ...}}, a name, or "auto"')
+            raise refusal(
+                "tool_choice", choice, '{"function": {"name": ...}}, a name, "any", "none" or "auto"'
+            )
+    if choice is not None and not isinstance(choice, str):
+        raise refusal("tool_choice", choice, '{"function": {"name": ...}}, a name, "any", "none" or "auto"')
     if required and choice in (None, "auto"):
         return "any"
     return choice

@@ -136,7 +136,9 @@ def schema_of(output_cls: type[BaseModel]) -> dict[str, Any]:
         ConfigurationError: anything but a pydantic class.
     """
     if not (isinstance(output_cls, type) and issubclass(output_cls, BaseModel)):
-        raise refusal("output_cls", output_cls, "a pydantic class; for an enum or a list, one with a field of it")
+        raise refusal(
+            "output_cls", output_cls, "a pydantic class; for an enum or a list, one with a field of it"
+        )
     closed: dict[str, Any] = _closed(deepcopy(output_cls.model_json_schema()))
     return closed
 

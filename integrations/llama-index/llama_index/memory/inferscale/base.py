@@ -16,6 +16,7 @@ from typing import Any, Self
 from inferscale_memory import AsyncMemory as InferScaleAsyncClient
 from inferscale_memory import Chat
 from inferscale_memory import Memory as InferScaleClient
+from inferscale_memory.arguments import as_count, as_text, refusal
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny, model_serializer
@@ -24,6 +25,7 @@ from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index.llms.inferscale.copying import Named, unpicklable
+from llama_index.llms.inferscale.door import messages_in
 from llama_index.llms.inferscale.recollection import Recollection, carry, own_words
 from llama_index.memory.inferscale.context import InferScaleContext
 from llama_index.memory.inferscale.turn import Turn
@@ -45,7 +47,7 @@ class InferScaleMemory(BaseMemory):
         description="How many messages of the history go into the search, behind the question.",
     )
     k: int | None = Field(
-        default=None, description="How many facts a question recalls; the client's own by default."
+        default=None, ge=0, description="How many facts a question recalls; the client's own by default."
     )
     filters: dict[str, Any] | None = Field(default=None, description="mem0's filters, beyond the ids.")
     infer: bool = Field(
@@ -87,11 +89,13 @@ class InferScaleMemory(BaseMemory):
                     f"InferScaleMemory has no field {name!r}: it has {', '.join(type(self).model_fields)}"
                 )
         whose = InferScaleContext.read(context)
+        if primary_memory is not None and not isinstance(primary_memory, BaseMemory):
+            raise refusal("primary_memory", primary_memory, "a memory of LlamaIndex's")
         kept = primary_memory or _history(history, state.get("history") or {})
         super().__init__(**{**fields, "primary_memory": kept, "context": whose})
         self._turn = Turn.behind(history)
         self._warned = bool(state.get("warned"))
-        client = client or Named.find(state.get("client"))
+        client = Named.find(state.get("client")) if client is None else client
         if client is not None:
             self.client = client
 
@@ -129,8 +133,10 @@ class InferScaleMemory(BaseMemory):
                 "no client: pass an open Memory or AsyncMemory of inferscale_memory, or use from_config"
             )
         kept = Memory.from_defaults(
-            chat_history=chat_history,
-            token_limit=token_limit or DEFAULT_TOKEN_LIMIT,
+            chat_history=None if chat_history is None else messages_in(chat_history, "chat_history"),
+            token_limit=DEFAULT_TOKEN_LIMIT
+            if token_limit is None
+            else as_count(token_limit, "token_limit", least=1),
             tokenizer_fn=tokenizer_fn,
         )
         return cls(client=client, context=context, primary_memory=kept, **fields)
@@ -164,6 +170,8 @@ class InferScaleMemory(BaseMemory):
         """A memory with a client of its own, which `close` closes. `config` is mem0's configuration, with `engine`,
         `injection` and `folder` added at will."""
         whose = InferScaleContext.read(context)
+        if not isinstance(config, Mapping):
+            raise refusal("config", config, "mem0's configuration as a dictionary")
         client = InferScaleClient.from_config(config)
         try:
             memory = cls.from_defaults(
@@ -183,6 +191,10 @@ class InferScaleMemory(BaseMemory):
 
     @client.setter
     def client(self, client: Client) -> None:
+        if client is None:
+            raise ConfigurationError(
+                "client is None: set it to an open Memory or AsyncMemory of inferscale_memory"
+            )
         self._opened = Chat(memory=client)
         self._name = Named.add(client)
 
@@ -219,12 +231,14 @@ class InferScaleMemory(BaseMemory):
         The memories are one system message. An `InferScaleLLM` of the same client takes it out and injects what it
         says.
         """
+        input = None if input is None else as_text(input, "input")
         messages = self.primary_memory.get(input=input, **kwargs)
         found = self.recall(messages, input)
         return messages if found is None else carry(messages, found)
 
     async def aget(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:
         """See `get`."""
+        input = None if input is None else as_text(input, "input")
         messages = await self.primary_memory.aget(input=input, **kwargs)
         found = await self.arecall(messages, input)
         return messages if found is None else carry(messages, found)
@@ -277,7 +291,9 @@ class InferScaleMemory(BaseMemory):
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """See `put`. Where remembering fails the history is written all the same, and the failure is logged; what was
         said waits in the client's `failed_adds`."""
-        messages = own_words(messages)
+        messages = own_words(messages_in(messages))
+        if not messages:
+            return
         self.primary_memory.put_messages(messages)
         said = self._heard(messages)
         if said:
@@ -288,7 +304,9 @@ class InferScaleMemory(BaseMemory):
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
         """See `put_messages`."""
-        messages = own_words(messages)
+        messages = own_words(messages_in(messages))
+        if not messages:
+            return
         await self.primary_memory.aput_messages(messages)
         said = self._heard(messages)
         if said:
@@ -300,13 +318,13 @@ class InferScaleMemory(BaseMemory):
     def set(self, messages: list[ChatMessage]) -> None:
         """Another history. Its turns are taken to be remembered already; what stands behind its last answer is
         remembered when it is answered."""
-        messages = own_words(messages)
+        messages = own_words(messages_in(messages))
         self.primary_memory.set(messages)
         self._turn = Turn.behind(messages)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """See `set`."""
-        messages = own_words(messages)
+        messages = own_words(messages_in(messages))
         await self.primary_memory.aset(messages)
         self._turn = Turn.behind(messages)
 
@@ -334,7 +352,7 @@ class InferScaleMemory(BaseMemory):
     def _asked(self, messages: Sequence[ChatMessage], input: str | None) -> tuple[str, str]:
         """The question, and what to search for: the question first, because an embedder reads only so far."""
         said = [message for message in messages if message.role in _SPEAKERS and message.content]
-        question = str(input or "").strip()
+        question = "" if input is None else as_text(input, "input").strip()
         if not question:
             while said and said[-1].role is not MessageRole.USER:
                 said.pop()

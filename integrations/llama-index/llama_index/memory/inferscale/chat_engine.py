@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from inferscale_memory.arguments import as_text, refusal
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import (
@@ -31,7 +32,7 @@ from llama_index.core.chat_engine.types import (
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 from llama_index.core.tools import ToolOutput
@@ -40,6 +41,7 @@ from llama_index.core.utils import get_tokenizer
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.copying import unpicklable
+from llama_index.llms.inferscale.door import messages_in
 from llama_index.llms.inferscale.recollection import recollection_in
 from llama_index.memory.inferscale.base import Client, InferScaleMemory
 from llama_index.memory.inferscale.documents import Templates, parts
@@ -108,11 +110,27 @@ class InferScaleChatEngine(BaseChatEngine):
         context_refine_template: str | PromptTemplate | None = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
+        """See `from_defaults`. Raises ConfigurationError on a part that is none."""
+        parts_given: tuple[tuple[str, Any, Any, str], ...] = (
+            ("llm", llm, LLM, "an LLM of LlamaIndex's, such as InferScaleLLM(memory=...)"),
+            ("memory", memory, InferScaleMemory, "an InferScaleMemory"),
+            ("retriever", retriever, BaseRetriever | None, "a retriever of LlamaIndex's"),
+            ("context_template", context_template, str | BasePromptTemplate | None, "a template or its text"),
+            (
+                "context_refine_template",
+                context_refine_template,
+                str | BasePromptTemplate | None,
+                "a template",
+            ),
+        )
+        for name, part, kind, expected in parts_given:
+            if not isinstance(part, kind):
+                raise refusal(name, part, expected)
         self._llm = llm
         self._memory = memory
-        self._prefix_messages = list(prefix_messages)
+        self._prefix_messages = messages_in(prefix_messages, "prefix_messages")
         self._retriever = retriever
-        self._node_postprocessors = list(node_postprocessors or [])
+        self._node_postprocessors = _postprocessors(node_postprocessors)
         self._templates = Templates.read(context_template, context_refine_template)
         self.callback_manager = callback_manager or CallbackManager([])
         for postprocessor in self._node_postprocessors:
@@ -152,6 +170,9 @@ class InferScaleChatEngine(BaseChatEngine):
         """
         if system_prompt is not None and prefix_messages is not None:
             raise ValueError("Cannot specify both system_prompt and prefix_messages")
+        system_prompt = None if system_prompt is None else as_text(system_prompt, "system_prompt")
+        if llm is not None and not isinstance(llm, LLM):
+            raise refusal("llm", llm, "an LLM of LlamaIndex's, such as InferScaleLLM(memory=...)")
         if isinstance(memory, InferScaleMemory):
             if context or fields:
                 names = ", ".join([*fields, *(["context"] if context else [])])
@@ -181,7 +202,7 @@ class InferScaleChatEngine(BaseChatEngine):
         return cls(
             llm,
             kept,
-            prefix_messages or (),
+            () if prefix_messages is None else prefix_messages,
             retriever=retriever,
             node_postprocessors=node_postprocessors,
             context_template=context_template,
@@ -204,7 +225,8 @@ class InferScaleChatEngine(BaseChatEngine):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise unpicklable(
-            "InferScaleChatEngine", "write down engine.memory.to_dict() instead, and make the engine anew from it"
+            "InferScaleChatEngine",
+            "write down engine.memory.to_dict() instead, and make the engine anew from it",
         )
 
     @property
@@ -323,6 +345,7 @@ class InferScaleChatEngine(BaseChatEngine):
         if chat_history is not None:
             self._memory.set(chat_history)
         documents = []
+        message, chunks = as_text(message, "message"), _nodes(chunks)
         if self._retriever is not None:
             documents = self._retriever.retrieve(message)
             for postprocessor in self._node_postprocessors:
@@ -335,6 +358,7 @@ class InferScaleChatEngine(BaseChatEngine):
         if chat_history is not None:
             await self._memory.aset(chat_history)
         documents = []
+        message, chunks = as_text(message, "message"), _nodes(chunks)
         if self._retriever is not None:
             documents = await self._retriever.aretrieve(message)
             for postprocessor in self._node_postprocessors:
@@ -358,6 +382,24 @@ class InferScaleChatEngine(BaseChatEngine):
             documents,
             self._retriever is not None,
         )
+
+
+def _postprocessors(given: Any) -> list[BaseNodePostprocessor]:
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(one, BaseNodePostprocessor) for one in given
+    ):
+        raise refusal("node_postprocessors", given, "a list of LlamaIndex's node postprocessors")
+    return list(given)
+
+
+def _nodes(given: Any) -> list[NodeWithScore] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple) or not all(isinstance(one, NodeWithScore) for one in given):
+        raise refusal("prev_chunks", given, "a list of NodeWithScore")
+    return list(given)
 
 
 def _assistant(text: str) -> ChatMessage:
