@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from inferscale_memory import SamplingOptions
-from inferscale_memory.arguments import as_count, as_plain, as_text, refusal
+from inferscale_memory.arguments import as_count, as_mapping, as_plain, as_text, refusal
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.scope import IDS, Ids
 from langchain_inferscale.structured import checked_class, is_json_schema
@@ -93,14 +93,11 @@ def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Seque
                 "ToolStrategy(schema), which makes the schema one of the tools"
             )
         options = replace(options, json_schema=schema)
-    filters = call["filters"]
-    if filters is not None and not isinstance(filters, Mapping):
-        raise refusal("filters", filters, "a dictionary of mem0's filters")
     return Call(
         scope=dict(call["scope"]),
         memories=_memories(call["memories"]),
         k=None if call["k"] is None else as_count(call["k"], "k"),
-        filters=filters,
+        filters=None if call["filters"] is None else as_mapping(call["filters"], "filters"),
         tools=tools,
         tool_choice=call["tool_choice"],
         options=options,
@@ -167,7 +164,7 @@ def _tool(tool: Any) -> dict[str, Any]:
         raise refusal("a tool", tool, "one whose schema is of type 'object', with properties")
     try:
         read = convert_to_openai_tool(tool)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise refusal(
             "a tool", tool, "a function, a tool of LangChain's, a pydantic class or a schema"
         ) from error

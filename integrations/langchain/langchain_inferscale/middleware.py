@@ -24,7 +24,7 @@ from langchain_core.runnables import RunnableBinding
 from langgraph.runtime import Runtime
 
 from inferscale_memory import Chat
-from inferscale_memory.arguments import as_count, as_number, as_plain, as_text, refusal
+from inferscale_memory.arguments import as_count, as_flag, as_mapping, as_number, as_plain, as_text
 from inferscale_memory.errors import ConfigurationError, ExtractionError
 from langchain_inferscale.chat_models import ChatInferScale
 from langchain_inferscale.copying import Shared
@@ -99,15 +99,10 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
         self._ids = read_ids({"user_id": user_id, "agent_id": agent_id, "run_id": run_id})
         self._keys = checked_keys(scope_keys)
         self._k = None if k is None else as_count(k, "k")
-        if filters is not None and not isinstance(filters, Mapping):
-            raise refusal("filters", filters, "a dictionary of mem0's filters")
-        self._filters = None if filters is None else as_plain(filters, "filters")
-        for name, flag in (("write", write), ("answers", answers), ("infer", infer)):
-            if not isinstance(flag, bool):
-                raise refusal(name, flag, "True or False")
-        self._write = write
-        self._answers = answers
-        self._infer = infer
+        self._filters = None if filters is None else as_plain(as_mapping(filters, "filters"), "filters")
+        self._write = as_flag(write, "write")
+        self._answers = as_flag(answers, "answers")
+        self._infer = as_flag(infer, "infer")
         self._recall_timeout = as_number(recall_timeout, "recall_timeout", least=0)
         self._write_timeout = as_number(write_timeout, "write_timeout", least=0)
         self._heading = as_text(heading, "heading")

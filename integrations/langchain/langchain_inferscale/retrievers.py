@@ -14,7 +14,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
-from inferscale_memory.arguments import as_count, as_text, refusal
+from inferscale_memory.arguments import as_count, as_mapping, as_text
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.copying import picklable, sharing
@@ -124,12 +124,10 @@ class InferScaleRetriever(BaseRetriever):
 
     def _asked(self, scope: Ids | None, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
         filters = self.filters if filters is None else filters
-        if filters is not None and not isinstance(filters, Mapping):
-            raise refusal("filters", filters, "a dictionary of mem0's filters")
         return {
             "ids": demanded(scope or {}, _NAME),
             "k": self.k if k is None else as_count(k, "k"),
-            "filters": filters,
+            "filters": None if filters is None else as_mapping(filters, "filters"),
         }
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
-from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from pydantic import AfterValidator, BeforeValidator
 
-from inferscale_memory.arguments import refusal, repaired
+from inferscale_memory.arguments import as_id, refusal
 from inferscale_memory.errors import ConfigurationError
 
 IDS = ("user_id", "agent_id", "run_id")
@@ -32,23 +31,13 @@ def read_ids(given: Mapping[str, Any], keys: Mapping[str, str] = DEFAULT_KEYS) -
         value = given.get(key)
         if value is None:
             continue
-        text = _id(value, key).strip()
+        text = as_id(value, key).strip()
         if not text:
             raise ConfigurationError(
                 f"{key} is empty: pass the {name} whose memories are meant, or leave it out"
             )
         found[name] = text
     return found
-
-
-def _id(value: Any, name: str) -> str:
-    """The text of an id. It is never repaired: two users whose ids differ in half a character would become one."""
-    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
-        raise refusal(name, value, "an id: text, a whole number or a UUID")
-    text = str(value)
-    if repaired(text) != text:
-        raise refusal(name, text, "an id of whole characters: half of one cannot be stored")
-    return text
 
 
 def ids_of_config(config: RunnableConfig | None, keys: Mapping[str, str] = DEFAULT_KEYS) -> Ids:

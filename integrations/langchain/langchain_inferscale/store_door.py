@@ -24,7 +24,6 @@ from langgraph.store.base import (
 )
 
 from inferscale_memory.arguments import as_count, as_number, as_plain, as_text, refusal, repaired
-from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.store_match import checked
 
 P = ParamSpec("P")
@@ -157,9 +156,7 @@ def user_of_in(given: Any) -> Any:
 def user_in(user: Any, namespace: tuple[str, ...]) -> str:
     """What an app's `user_of` has said. Raises ConfigurationError where it names nobody."""
     if not isinstance(user, str) or not user.strip() or repaired(user) != user:
-        raise ConfigurationError(
-            f"user_of says of the namespace {namespace!r} that it is {user!r}'s: it must return the text of a user_id"
-        )
+        raise refusal(f"what user_of returns for {namespace!r}", user, "the text of a user_id")
     return user
 
 

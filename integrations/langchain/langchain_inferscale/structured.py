@@ -57,7 +57,7 @@ def _described(schema: Any) -> dict[str, Any]:
         checked_class(schema)
         try:
             described = dict(convert_to_json_schema(schema))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise refusal("schema", schema, "a pydantic class, a TypedDict or a JSON schema") from error
     if not set(described) - {"title", "description"}:
         raise refusal("schema", schema, "a schema that says what an answer is, such as its type")

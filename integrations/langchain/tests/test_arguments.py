@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "InferScaleStore(ttl)": (lambda m, v: InferScaleStore(m, ttl=v), "nothing"),
     "InferScaleStore(user_of)": (lambda m, v: InferScaleStore(m, user_of=v), "nothing"),
     "user_of returns": (
-        lambda m, v: InferScaleStore(m, user_of=lambda labels: v).put(PLACE, "1", ITEM),
+        lambda m, v: InferScaleStore(m, user_of=lambda labels: v).put(PLACE, str(id(v)), ITEM),
         "a text",
     ),
     "store.put(namespace)": (lambda m, v: InferScaleStore(m).put(v, "1", ITEM), ""),
@@ -271,14 +271,14 @@ def test_what_cannot_be_is_an_error_that_says_so(memory: Memory, kind: str) -> N
 
 
 def _refused(work: Callable[[], Any]) -> bool:
+    """Whether `work` raises an error that says what is wrong. Any other error is the test's."""
     try:
         work()
     except EXPECTED as error:
-        assert str(error).strip()
-        return True
+        return bool(str(error).strip())
     except ValueError as error:  # mem0's own, and the frameworks'
-        assert type(error) is ValueError
-        assert len(str(error)) > 10
+        if type(error) is not ValueError or len(str(error)) < 10:
+            raise
         return True
     return False
 

@@ -306,12 +306,8 @@ def test_a_schema_that_is_no_object_is_kept(bare: ChatInferScale, method: Any) -
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
-@pytest.mark.parametrize(
-    "schema", [Color, None, {}, "Color", 5, int, list[int], Literal["a"]], ids=str
-)
-def test_what_is_no_schema_is_refused_when_it_is_made(
-    bare: ChatInferScale, method: Any, schema: Any
-) -> None:
+@pytest.mark.parametrize("schema", [Color, None, {}, "Color", 5, int, list[int], Literal["a"]], ids=str)
+def test_what_is_no_schema_is_refused_when_it_is_made(bare: ChatInferScale, method: Any, schema: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"schema|enum|tool"):
         bare.with_structured_output(schema, method=method)
 
@@ -324,7 +320,9 @@ def test_a_tool_has_named_arguments(bare: ChatInferScale, schema: Any) -> None:
         bare.with_structured_output(schema, method="function_calling")
 
 
-@pytest.mark.parametrize("tools", [None, 5, "weather", [None], [5], [{"type": "function"}], [{}], [{"a": 1}]], ids=str)
+@pytest.mark.parametrize(
+    "tools", [None, 5, "weather", [None], [5], [{"type": "function"}], [{}], [{"a": 1}]], ids=str
+)
 def test_what_is_no_tool_is_refused(bare: ChatInferScale, tools: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"tool"):
         bare.bind_tools(tools)

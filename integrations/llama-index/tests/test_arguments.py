@@ -166,14 +166,14 @@ def test_what_cannot_be_is_an_error_that_says_so(client: Memory, kind: str) -> N
 
 
 def _refused(work: Callable[[], Any]) -> bool:
+    """Whether `work` raises an error that says what is wrong. Any other error is the test's."""
     try:
         work()
     except (InferScaleError, ValidationError) as error:
-        assert str(error).strip()
-        return True
+        return bool(str(error).strip())
     except ValueError as error:  # mem0's own, and the frameworks'
-        assert type(error) is ValueError
-        assert len(str(error)) > 10
+        if type(error) is not ValueError or len(str(error)) < 10:
+            raise
         return True
     return False
 

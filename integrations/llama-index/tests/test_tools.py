@@ -276,5 +276,7 @@ def test_a_root_model_is_kept(llm: InferScaleLLM) -> None:
     class Grades(RootModel[list[Literal[1, 2]]]):
         """Grades."""
 
-    found = llm.structured_predict(Grades, PromptTemplate("{question}"), {"max_tokens": 80}, question=QUESTION)
+    found = llm.structured_predict(
+        Grades, PromptTemplate("{question}"), {"max_tokens": 80}, question=QUESTION
+    )
     assert set(found.root) <= {1, 2}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from inferscale_memory import SamplingOptions
-from inferscale_memory.arguments import as_count, as_plain, as_text, refusal
+from inferscale_memory.arguments import as_count, as_mapping, as_plain, as_text, refusal
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index.llms.inferscale.door import IDS, filters_in, id_in, messages_in
+from llama_index.llms.inferscale.door import IDS, id_in, messages_in
 from llama_index.llms.inferscale.messages import answerable, question_in, to_chat, to_tool_choice, to_tools
 from llama_index.llms.inferscale.recollection import (
     Recollection,
@@ -105,7 +105,7 @@ def read(
         search_s=search_s,
         options=_sampling(options),
         k=None if options.get("k") is None else as_count(options["k"], "k"),
-        filters=filters_in(options.get("filters")),
+        filters=None if options.get("filters") is None else as_mapping(options["filters"], "filters"),
         inject=bool(options.get("inject", True)),
         tools=to_tools(options.get("tools")),
         tool_choice=to_tool_choice(options.get("tool_choice"), bool(options.get("tool_required"))),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
-from uuid import UUID
 
-from inferscale_memory.arguments import as_plain, refusal, repaired
+from inferscale_memory.arguments import as_id, as_plain, refusal
 from llama_index.core.base.llms.types import ChatMessage
 
 IDS = ("user_id", "agent_id", "run_id")
@@ -32,26 +31,13 @@ def message_in(given: Any) -> ChatMessage:
 
 
 def id_in(value: Any, name: str) -> str | None:
-    """The text of an id; None for none. It is never repaired: two users whose ids differ in half a character would
-    become one. Raises ConfigurationError on an empty one, and on what is no id."""
+    """The text of an id; None for none. Raises ConfigurationError on an empty one, and on what is no id."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
-        raise refusal(name, value, "an id: text, a whole number or a UUID")
-    text = str(value)
-    if not text.strip() or repaired(text) != text:
-        raise refusal(name, text, "an id: text that is not empty, of whole characters")
-    return text.strip()
-
-
-def filters_in(value: Any) -> dict[str, Any] | None:
-    """mem0's filters; None for none. Raises ConfigurationError on what is no dictionary."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise refusal("filters", value, "a dictionary of mem0's filters")
-    plain: dict[str, Any] = as_plain(value, "filters")
-    return plain
+    text = as_id(value, name).strip()
+    if not text:
+        raise refusal(name, value, "an id: name whose memories are meant, or leave it out")
+    return text
 
 
 def _block(block: Any) -> Any:

@@ -184,6 +184,10 @@ class InferScaleChatEngine(BaseChatEngine):
             if chat_history is not None:
                 kept.set(chat_history)
         else:
+            if memory is None:  # the LLM would start an engine of its own
+                raise refusal(
+                    "memory", memory, "an InferScaleMemory, or a Memory or AsyncMemory of inferscale_memory"
+                )
             if isinstance(memory, BaseMemory):
                 raise ConfigurationError(
                     f"memory is a {type(memory).__name__}, which keeps a history and remembers nobody: pass "
