@@ -36,7 +36,9 @@ def id_in(value: Any, name: str) -> str | None:
         return None
     text = as_id(value, name).strip()
     if not text:
-        raise refusal(name, value, "an id: name whose memories are meant, or leave it out")
+        raise refusal(
+            name, value, "an id that is more than whitespace: name whose memories are meant, or leave it out"
+        )
     return text
 
 
