@@ -91,6 +91,14 @@ class Chat:
         return self._engine.model_name
 
     @property
+    def open_memory(self) -> Any:
+        """The memory, for whoever reads its stores. Raises ConfigurationError without one, and the memory's own error
+        after its `close()`."""
+        memory = self._with_memory()
+        operations.behind(memory)
+        return memory
+
+    @property
     def default_k(self) -> int:
         """How many memories a question recalls unless it says so; 0 without a memory."""
         return 0 if self.memory is None else operations.behind(self.memory).injection.k

@@ -133,7 +133,7 @@ class ChatInferScale(BaseChatModel):
         return super().__deepcopy__(sharing((self.engine, self.memory, self._opened), memo))
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Everything but what is open. Raises ConfigurationError over an open memory or engine."""
+        """Everything but what is open. Raises CopyError over an open memory or engine."""
         for thing in (self.engine, self.memory):
             picklable(_NAME, thing)
         state = super().__getstate__()

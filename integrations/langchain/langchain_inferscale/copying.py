@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import PurePath
 from typing import Any, ClassVar, Self
 
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import CopyError
 
 
 def sharing(things: Iterable[Any], memo: dict[int, Any] | None) -> dict[int, Any]:
@@ -21,14 +21,14 @@ def sharing(things: Iterable[Any], memo: dict[int, Any] | None) -> dict[int, Any
 
 
 def picklable(name: str, thing: Any) -> None:
-    """Raises ConfigurationError for an open memory or engine, and for a configuration that has one in it."""
+    """Raises CopyError for an open memory or engine, and for a configuration that has one in it."""
     if not _is_plain(thing):
         raise unpicklable(name)
 
 
-def unpicklable(name: str) -> ConfigurationError:
+def unpicklable(name: str) -> CopyError:
     """The error that refuses to pickle an object over an open memory or engine."""
-    return ConfigurationError(
+    return CopyError(
         f"{name} cannot be pickled with an open memory or engine behind it: pickle the memory's configuration, and "
         f"make the {name} from it in the other process"
     )

@@ -73,7 +73,7 @@ class InferScaleRetriever(BaseRetriever):
         return super().__deepcopy__(sharing((self.memory, self._opened), memo))
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Everything but what is open. Raises ConfigurationError over an open memory."""
+        """Everything but what is open. Raises CopyError over an open memory."""
         picklable(_NAME, self.memory)
         state = super().__getstate__()
         return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_opened": None}}

@@ -177,7 +177,7 @@ class InferScaleStore(Shared, BaseStore):
     ) -> list[tuple[Stored, float | None]]:
         """The page of `items` that is asked for, nearest first. An item's score is that of its nearest text. As in
         LangGraph's store, those without an indexed text fill up a page that is not full."""
-        memory = self._chat.memory
+        memory = self._chat.open_memory
         near = memory.embedding_model.embed(op.query, "search")
         hits = memory.vector_store.search(query=op.query, vectors=near, top_k=_MOST, filters=dict(where))
         scores = {str(hit.id): float(hit.score) for hit in hits}
@@ -197,7 +197,7 @@ class InferScaleStore(Shared, BaseStore):
         return [stored for stored in read_rows(self._rows(where))[0] if not stored.over]
 
     def _rows(self, where: Mapping[str, Any]) -> list[Any]:
-        rows = self._chat.memory.vector_store.list(filters=dict(where), top_k=_MOST)
+        rows = self._chat.open_memory.vector_store.list(filters=dict(where), top_k=_MOST)
         if rows and isinstance(rows, list | tuple) and isinstance(rows[0], list | tuple):
             rows = rows[0]  # mem0's stores wrap them in various ways
         return list(rows or ())
@@ -238,7 +238,7 @@ class InferScaleStore(Shared, BaseStore):
 
     def _rewrite(self, stored: Stored) -> None:
         """Other metadata for facts whose words stay."""
-        store = self._chat.memory.vector_store
+        store = self._chat.open_memory.vector_store
         for name, payload in stored.rows.items():
             store.update(name, vector=None, payload={**payload, **stored.metadata})
 

@@ -334,3 +334,32 @@ def test_a_star_in_a_namespace_or_key_is_that_label_alone(filled: Memory) -> Non
     store.delete(("notes", "*"), "*")
     assert store.get(PLACE, "1") is not None
     assert SECRET in {fact["memory"] for fact in filled.get_all(filters={"user_id": "ben"})["results"]}
+
+
+# -- after close -------------------------------------------------------------------------------------------------
+
+
+def test_after_the_memory_is_closed_every_call_says_that_it_is(memory: Memory) -> None:
+    model = ChatInferScale(memory=memory, user_id="ada", max_tokens=1)
+    retriever = InferScaleRetriever(memory=memory, user_id="ada")
+    store = InferScaleStore(memory)
+    store.put(PLACE, "1", ITEM)
+    memory.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: model.invoke("Cat?"),
+        lambda: list(model.stream("Cat?")),
+        lambda: asyncio.run(model.ainvoke("Cat?")),
+        lambda: model.get_num_tokens("Cat?"),
+        lambda: retriever.invoke("Cat?"),
+        lambda: store.get(PLACE, "1"),
+        lambda: store.put(PLACE, "1", ITEM),
+        lambda: store.put(PLACE, "2", ITEM),
+        lambda: store.delete(PLACE, "1"),
+        lambda: store.search(PLACE, query="cat"),
+        lambda: store.list_namespaces(),
+        lambda: store.sweep_ttl(),
+        lambda: asyncio.run(store.asearch(PLACE)),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="closed"):
+            call()

@@ -20,7 +20,7 @@ from langchain_inferscale import (
 )
 
 from inferscale_memory import Memory
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import CopyError
 from integrations.langchain.tests.saying import FACTS
 from tests.memory.watched import WatchedEngine
 
@@ -84,7 +84,7 @@ def test_a_copy_answers_out_of_the_same_memory(kind: str, way: str, full: Memory
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_open_memory_is_not_pickled(kind: str, full: Memory) -> None:
     thing = MAKERS[kind](full)
-    with pytest.raises(ConfigurationError, match=r"cannot be pickled.*configuration"):
+    with pytest.raises(CopyError, match=r"cannot be pickled.*configuration"):
         pickle.dumps(thing)
     assert memories_of(thing)
 
@@ -101,7 +101,7 @@ def test_langchain_writes_it_down_without_the_memory_and_does_not_read_it_again(
 
 def test_a_running_engine_is_not_pickled(engine: WatchedEngine) -> None:
     for model in (ChatInferScale(engine=engine), ChatInferScale(memory={"engine": engine})):
-        with pytest.raises(ConfigurationError, match="cannot be pickled"):
+        with pytest.raises(CopyError, match="cannot be pickled"):
             pickle.dumps(model)
 
 

@@ -211,3 +211,22 @@ def test_a_star_names_one_user_and_nobody_else(client: Memory, engine: WatchedEn
     assert [result["memory"] for result in found.results] == ["I am called star"]
     chat = InferScaleChatEngine(InferScaleLLM(memory=client, max_tokens=2), memory)
     assert [node.text for node in chat.chat("Who am I?").source_nodes] == ["I am called star"]
+
+
+def test_after_the_client_is_closed_every_call_says_that_it_is(client: Memory) -> None:
+    llm, memory, chat = _llm(client), InferScaleMemory(client, ADA, infer=False), _engine(client)
+    client.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.complete(QUESTION),
+        lambda: list(llm.stream_complete(QUESTION)),
+        lambda: llm.tokenize(QUESTION),
+        lambda: llm.metadata,
+        lambda: memory.get(QUESTION),
+        lambda: chat.chat(QUESTION),
+        lambda: chat.stream_chat(QUESTION),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    memory.put(ChatMessage(role="user", content=QUESTION))  # an answer is never lost: the history is kept
+    assert [message.content for message in memory.get_all()] == [QUESTION]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inferscale_memory import Memory
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ConfigurationError, CopyError
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import TransformComponent
@@ -80,15 +80,15 @@ def test_a_copy_answers_out_of_the_same_memory_and_leaves_the_first_as_it_was(
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_open_memory_is_not_pickled_and_stays_whole(kind: str, client: Memory) -> None:
     thing = MAKERS[kind](client)
-    with pytest.raises(ConfigurationError, match=r"cannot be pickled.*to_dict"):
+    with pytest.raises(CopyError, match=r"cannot be pickled.*to_dict"):
         pickle.dumps(thing)
     assert memories_of(thing)
 
 
 def test_an_llm_over_a_running_engine_is_not_pickled(engine: WatchedEngine) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be pickled"):
+    with pytest.raises(CopyError, match="cannot be pickled"):
         pickle.dumps(InferScaleLLM(engine))
-    with pytest.raises(ConfigurationError, match="cannot be pickled"):
+    with pytest.raises(CopyError, match="cannot be pickled"):
         pickle.dumps(InferScaleLLM().model_copy(update={"engine": engine}))
 
 

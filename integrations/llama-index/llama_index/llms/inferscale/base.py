@@ -145,7 +145,7 @@ class InferScaleLLM(SchemaLLM):
 
     def __getstate__(self) -> dict[str, Any]:
         """What `pickle` writes: the configuration of the engine. LlamaIndex's own would leave out what is open without
-        a word, and the copy would start another engine. Raises ConfigurationError over an open memory or engine."""
+        a word, and the copy would start another engine. Raises CopyError over an open memory or engine."""
         if self._opened is None or self.memory is not None or not is_plain(self._engine_given):
             raise unpicklable(
                 "InferScaleLLM", "write down llm.to_dict() instead, and pass memory= or engine= to from_dict"

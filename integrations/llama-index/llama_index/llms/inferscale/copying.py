@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import CopyError
 
 
 class Named:
@@ -35,9 +35,9 @@ class Named:
         return cls._open.get(name) if isinstance(name, str) else None
 
 
-def unpicklable(name: str, remedy: str) -> ConfigurationError:
+def unpicklable(name: str, remedy: str) -> CopyError:
     """The error that refuses to pickle an object over an open memory or engine."""
-    return ConfigurationError(f"{name} cannot be pickled with an open memory or engine behind it: {remedy}")
+    return CopyError(f"{name} cannot be pickled with an open memory or engine behind it: {remedy}")
 
 
 def is_plain(value: Any) -> bool:

@@ -218,7 +218,7 @@ class InferScaleMemory(BaseMemory):
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Raises ConfigurationError: LlamaIndex's own takes what it cannot pickle out of this very object."""
+        """Raises CopyError: LlamaIndex's own takes what it cannot pickle out of this very object."""
         raise unpicklable(
             "InferScaleMemory", "write down memory.to_dict() instead, and pass client= to from_dict"
         )
