@@ -27,14 +27,26 @@ class Closes(Protocol):
 
 
 class Forks(Protocol):
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Called in a forked child, where no other thread runs: take new locks, and give up what is the parent's."""
+        ...
+
+
+class Files(Protocol):
+    def before_fork(self) -> None:
+        """Wait for the transaction under way, and close."""
+        ...
+
+    def after_fork(self) -> None:
+        """In the parent and in the child. What is used is opened again."""
         ...
 
 
 _workers: WeakSet[Closes] = WeakSet()
 _engines: WeakSet[Closes] = WeakSet()
 _forking: WeakSet[Forks] = WeakSet()
+_files: WeakSet[Files] = WeakSet()
+_away: list[Files] = []
 
 
 def close_at_exit(thing: Closes, *, engine: bool = False) -> None:
@@ -50,6 +62,12 @@ def close_at_exit(thing: Closes, *, engine: bool = False) -> None:
 def renew_after_fork(thing: Forks) -> None:
     """Have `thing` renewed in every child that this process forks."""
     _forking.add(thing)
+
+
+def closed_over_fork(thing: Files) -> None:
+    """Have the SQLite connections of `thing` closed whenever this process forks. SQLite keeps in memory which locks a
+    process holds, and the system does not hand them on: a child that knows of them would go on without any."""
+    _files.add(thing)
 
 
 def leave_behind(*things: Any) -> None:
@@ -69,11 +87,23 @@ def _close_all() -> None:
             _log.debug("%s could not be closed at the end of the process: %s", type(thing).__name__, error)
 
 
+def _before_fork() -> None:
+    for thing in list(_files):
+        thing.before_fork()
+        _away.append(thing)
+
+
+def _after_fork() -> None:
+    while _away:
+        _away.pop().after_fork()
+
+
 def _forked() -> None:
+    _after_fork()
     _workers.clear()
     _engines.clear()
     for thing in list(_forking):
-        thing.renew()
+        thing._renew()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)

@@ -152,7 +152,7 @@ class RemoteEngine(Shared):
                 if _running_loop() is not loop:
                     ended.result(timeout=10)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """In a forked child: connections are the parent's, the child makes its own."""
         self._lock, self._loading = threading.Lock(), threading.Lock()
         leave_behind(self._direct, *self._loops.values())

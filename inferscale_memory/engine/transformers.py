@@ -481,7 +481,7 @@ class TransformersEngine(Shared):
         """Whether the model was loaded by the parent of this process, before it was forked."""
         return self._forked
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """In a forked child: torch's threads, and what they held, stayed with the parent."""
         free = self._lock.acquire(blocking=False)  # the forking thread may hold it itself
         self._forked = self._forked or self._loaded is not None or not free

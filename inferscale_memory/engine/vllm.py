@@ -136,7 +136,7 @@ class VLLMEngine(Shared):
         """Whether vLLM is the parent's of this process, which was forked when it ran."""
         return self._forked
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """In a forked child: vLLM's loop and processes stay the parent's."""
         self._forked = self._forked or self._server is not None or self._lock.locked()  # or it was starting
         self._lock = threading.Lock()

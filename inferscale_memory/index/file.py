@@ -25,9 +25,10 @@ from inferscale_memory.index.body import DamagedBodyError, Layout
 from inferscale_memory.index.embedder import Embedded
 from inferscale_memory.index.records import Floats, Payload, from_json, to_json
 from inferscale_memory.index.salvage import made_anew, rows_between
-from inferscale_memory.index.schema import SHIFT, STATEMENTS, opened
+from inferscale_memory.index.schema import SHIFT, STATEMENTS, Opened, opened
 from inferscale_memory.index.scope import owner_of, trimmed
 from inferscale_memory.index.work import Changes, Work
+from inferscale_memory.lifetime import closed_over_fork
 from inferscale_memory.sqlite import (
     empty_log,
     is_damage,
@@ -70,9 +71,10 @@ class FactFile:
         self._unscrubbed = False
         self._made_anew = False
         self._said: set[int] = set()
-        self._files = opened(path)
+        self._opening = RLock()
+        self._closed = False
+        self._open: Opened | None = opened(path)
         self.read_only = self._files.why
-        self._reader = self._files.reader
         self._layout = Layout(int(self._reader.execute("PRAGMA page_size").fetchone()[0]))
         self.embedded = Embedded(path, collection)
         self._model: str | None = None
@@ -87,6 +89,7 @@ class FactFile:
         except BaseException:
             self._files.close()
             raise
+        closed_over_fork(self)
 
     def claim(self, model: str) -> None:
         """The vectors are `model`'s: those that are there, and those that are written from now on.
@@ -109,7 +112,31 @@ class FactFile:
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
         with self._lock, self._reading:
+            self._closed = True
             self._files.close()
+
+    @property
+    def _files(self) -> Opened:
+        """The file, opened again where it was closed for a fork."""
+        with self._opening:
+            if self._open is None:
+                self._open = opened(self.path)
+            return self._open
+
+    @property
+    def _reader(self) -> sqlite3.Connection:
+        return self._files.reader
+
+    def before_fork(self) -> None:
+        for lock in (self._lock, self._reading, self._opening):
+            lock.acquire()
+        if self._open is not None and not self._closed and not self.read_only:
+            self._open.close()
+            self._open = None
+
+    def after_fork(self) -> None:
+        for lock in (self._opening, self._reading, self._lock):
+            lock.release()
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -337,14 +364,16 @@ class FactFile:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        writer = self._files.writer
-        if writer is None:
+        if self.read_only:
             raise StoreError(
                 f"nothing can be stored or deleted: {self.read_only}. Free room or make it writable, then open the "
                 "memory again, or pass another folder"
             )
-        with self._told(), self._lock, transaction(writer):
-            yield writer
+        with self._told(), self._lock:
+            writer = self._files.writer
+            assert writer is not None, "a file that is not read only has one"
+            with transaction(writer):
+                yield writer
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -408,8 +437,8 @@ class FactFile:
 
     def _scrub(self, needed: bool = True) -> None:
         """Empty the write-ahead log: it holds the pages as they were before they were zeroed."""
-        writer = self._files.writer
         with self._lock:
+            writer = self._files.writer
             if writer is None or (not needed and not self._unscrubbed):
                 return
             with self._told(), patience(writer, _SCRUB_PATIENCE):

@@ -31,6 +31,7 @@ from inferscale_memory.journal.schema import in_memory as copy_of
 from inferscale_memory.journal.schema import opened
 from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.words import packed
+from inferscale_memory.lifetime import closed_over_fork
 from inferscale_memory.sqlite import transaction, trouble
 
 SESSION_GAP = timedelta(hours=1)
@@ -94,17 +95,37 @@ class Journal:
         self.path = path
         self._session_gap = session_gap
         self._lock = RLock()
-        self._db = copy_of(path) if in_memory else opened(path)
+        self._closed = False
+        self._open: sqlite3.Connection | None = copy_of(path) if in_memory else opened(path)
         try:
             self.failed_adds = FailedAdds(self._change, self._read)
             self.owed = OwedForgetting(self._change, self._read)
         except BaseException:
             self._db.close()
             raise
+        if not in_memory:
+            closed_over_fork(self)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """The file, opened again where it was closed for a fork. For who holds the lock."""
+        if self._open is None:
+            self._open = opened(self.path)
+        return self._open
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+        if self._open is not None and not self._closed and not self._open.in_transaction:
+            self._open.close()
+            self._open = None
+
+    def after_fork(self) -> None:
+        self._lock.release()
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
         with self._lock:
+            self._closed = True
             self._db.close()
 
     # -- the log ---------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.door import at_chat, at_face, at_update
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
-from inferscale_memory.memory.instance import core_of
+from inferscale_memory.memory.guarded import guarded
+from inferscale_memory.memory.instance import never_had_core
 from inferscale_memory.memory.legacy import accepts_old_calls
 from inferscale_memory.memory.legacy_options import warn
 from inferscale_memory.memory.operations import Filters, Kind
@@ -32,6 +33,7 @@ from inferscale_memory.memory.waiting import Threads
 _ASYNC = Kind(mem0.AsyncMemory, Threads(), Answers.astream)
 
 
+@guarded
 class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[misc]  # mem0 has no types
     """`Memory` for coroutines: the same methods, awaited; `async with` closes it.
 
@@ -272,7 +274,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
     # -- lifetime --------------------------------------------------------------------------------------------
 
     async def __aexit__(self, *raised: object) -> Literal[False]:
-        if core_of(self) is None:
+        if never_had_core(self):
             self.close()
         else:
             await asyncio.to_thread(self.close)

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from inferscale_memory.engine.base import DEFAULT_OPTIONS, Engine, SamplingOptions
-from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.answers import Answers
 from inferscale_memory.memory.at_hand import AtHand
@@ -25,6 +25,8 @@ from inferscale_memory.memory.door import an, as_conversation, as_memories, chec
 from inferscale_memory.memory.engines import LazyEngine
 from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.face import Face
+from inferscale_memory.memory.guarded import guarded
+from inferscale_memory.memory.instance import core_of
 from inferscale_memory.memory.operations import Filters, Ids
 from inferscale_memory.memory.recall import Messages, Result, checked_scope, conversation, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
@@ -35,13 +37,15 @@ from inferscale_memory.memory.words import payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import check_fits
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
+from inferscale_memory.sharing import Shared
 
 _HERE, _THREADS = Direct(), Threads()
 _with_messages = checked(messages=as_conversation, memories=as_memories)
 _with_options = checked(options=an(SamplingOptions, "a SamplingOptions"))
 
 
-class Chat:
+@guarded
+class Chat(Shared):
     """Conversations with one engine. Every method has an async twin, whose name begins with `a`.
 
     A turn is `recall`, `prepare`, then `answer` or `stream`; `remember` writes it down. Nothing starts before it is
@@ -72,6 +76,7 @@ class Chat:
             engine, chosen=True, eager=True, heading=DEFAULT_HEADING, default_system=DEFAULT_SYSTEM
         )
         self._answers = Answers(self._own, AtHand())
+        self._closed = False
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -101,15 +106,24 @@ class Chat:
     @property
     def default_k(self) -> int:
         """How many memories a question recalls unless it says so; 0 without a memory."""
+        self._check_open()
         return 0 if self.memory is None else operations.behind(self.memory).injection.k
 
     @property
     def _engine(self) -> LazyEngine:
+        self._check_open()
         return self._own if self.memory is None else operations.behind(self.memory).engine
 
     def close(self) -> None:
-        """End the engine, if this object made it."""
+        """End the engine, if this object made it. Every other call raises ClosedError from then on."""
+        self._closed = True
         self._own.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this Chat is closed: make another one")
+        if self.memory is not None:
+            core_of(self.memory)
 
     # -- a turn ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from transformers.utils import logging as hf_logging
 
 from inferscale_memory import fetch
+from inferscale_memory.lifetime import renew_after_fork
 
 
 class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # mem0 has no types
@@ -26,9 +27,14 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # mem0 has no types
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._lock = Lock()
+        self._renew()
+        renew_after_fork(self)
         if self.config.embedding_dims is None:  # a model of the user's: only it knows
             _ = self._inner
+
+    def _renew(self) -> None:
+        """A forked child goes on with the weights that are loaded. Nobody there holds the lock of the parent."""
+        self._lock = Lock()
 
     @property
     def _inner(self) -> Any:

@@ -87,12 +87,12 @@ class Encoder:
     def submit(self, ids: Iterable[str], *, wait: bool, check: bool = False) -> None:
         """Have these facts encoded. With `wait`, blocks while `CAPACITY` facts are waiting; without, facts
         beyond that are left for their next recall. Does nothing where there is no engine and none is to be
-        started.
+        started, or where the engine is that of the parent of this process.
 
         Args:
             check: the journal may not know them, or in other words.
         """
-        if self._engine.started is None and not self._engine.eager:
+        if self._engine.forked or (self._engine.started is None and not self._engine.eager):
             return
         with self._changed:
             wait = wait and current_thread() is not self._thread

@@ -14,6 +14,7 @@ from inferscale_memory.engine.base import Engine
 from inferscale_memory.engine.environment import installed_engine
 from inferscale_memory.engine.size import parameters
 from inferscale_memory.errors import ClosedError, ConfigurationError
+from inferscale_memory.lifetime import renew_after_fork
 from inferscale_memory.prompt import PromptTemplate
 
 PROVIDERS = ("vllm", "transformers", "remote")
@@ -51,6 +52,7 @@ class LazyEngine:
         self._options: dict[str, Any] = {}
         self._ours = spec is None or isinstance(spec, Mapping)
         self._closed = False
+        renew_after_fork(self)
         if spec is None or isinstance(spec, Mapping):
             self._options = dict(spec or {})
             provider = self._options.get("provider")
@@ -126,6 +128,10 @@ class LazyEngine:
             if self._template is None:
                 self._template = PromptTemplate(engine.tokenizer, **self._words)
             return self._template
+
+    def _renew(self) -> None:
+        """In a forked child nobody holds the lock of the parent."""
+        self._lock = Lock()
 
     @property
     def forked(self) -> bool:

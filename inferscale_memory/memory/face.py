@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from errno import ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mem0.configs.base import MemoryConfig
 from mem0.memory.main import Memory as Mem0sMemory
+from mem0.memory.storage import SQLiteManager
+from mem0.utils.factory import VectorStoreFactory
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.arguments import refusal
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.journal import FailedAdd
+from inferscale_memory.lifetime import leave_behind, renew_after_fork
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.core import Core
@@ -26,18 +30,21 @@ from inferscale_memory.memory.door import at_face
 from inferscale_memory.memory.filters import conjunction
 from inferscale_memory.memory.heard import heard
 from inferscale_memory.memory.injection import Injection
-from inferscale_memory.memory.instance import core_of, never_had_core
+from inferscale_memory.memory.instance import INHERITED, Inherited, core_of, never_had_core
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind
 from inferscale_memory.memory.past import Past
 from inferscale_memory.memory.recall import checked_scope
 from inferscale_memory.memory.scope import Scope
+from inferscale_memory.sharing import Shared
 
 Session = TypeVar("Session")
 
 
-class Face(Generic[Session]):
+class Face(Shared, Generic[Session]):
     """A mem0 memory with an engine behind it. Stands before mem0's class in a face's bases."""
+
+    _remedy = "pass its configuration, and open a memory from it in the process that is to use it"
 
     _kind: ClassVar[Kind]
     _session: ClassVar[Any]
@@ -46,6 +53,7 @@ class Face(Generic[Session]):
     _settings: Settings | None = None
     _core: Core | None = None
 
+    config: MemoryConfig  # mem0's own
     embedding_model: Any  # mem0's own
 
     def __init__(
@@ -75,6 +83,7 @@ class Face(Generic[Session]):
             if not settings.engine.chosen and not isinstance(self.__dict__.get("llm"), EngineLLM):
                 settings.engine.eager = False  # nobody asked for an engine, and mem0 does not work with it
             operations.recover(self)
+            renew_after_fork(self)
         except BaseException as error:
             core, self._core = core_of(self), None
             if core is not None:
@@ -198,10 +207,10 @@ class Face(Generic[Session]):
         """
         ids = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
         checked_scope(ids)
-        core = operations.behind(self)
+        self._check_open()
         search = partial(operations.search, self._kind, self, ids=ids)
         session: Session = self._session(
-            core, self._kind.wait, search, Scope.of(ids), k=k, filters=filters, system=system, sticky=sticky
+            self, self._kind.wait, search, Scope.of(ids), k=k, filters=filters, system=system, sticky=sticky
         )
         return session
 
@@ -211,12 +220,47 @@ class Face(Generic[Session]):
         return operations.behind(self).journal.failed_adds.all()
 
     def close(self) -> None:
-        """Stop encoding, end the engine if this memory made it, and give back every file. Closing twice is
-        harmless. Waits for the batch that is being encoded."""
+        """Stop encoding, end the engine if this memory made it, and give back every file. Closing twice is harmless.
+        Every other call raises ClosedError from then on, and so do those that are under way. It waits for one encode at
+        most; what is not encoded yet is encoded when it is next recalled."""
         operations.close(self._kind, self)
+
+    # -- being open ------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        core_of(self)
+
+    def _renew(self) -> None:
+        """In a forked child: what the parent has open stays its own, and the first use opens it again."""
+        if vars(self).get("_core") is not None:
+            leave_behind(*(vars(self).get(name) for name in _OPENED))
+            vars(self)[INHERITED] = Inherited()
+
+    def _open_again(self, inherited: Inherited) -> None:
+        """Open in this process what the parent had opened: the stores, the history, and all that stands on them."""
+        with inherited.lock:
+            if vars(self).get(INHERITED) is not inherited:
+                return
+            inherited.opened_by = get_ident()
+            try:
+                for name in _OPENED:
+                    vars(self).pop(name, None)
+                store = self.config.vector_store
+                self.vector_store = VectorStoreFactory.create(store.provider, store.config)
+                self.db = SQLiteManager(self.config.history_db_path)
+                self._entity_store = None
+                operations.recover(self)
+                del vars(self)[INHERITED]
+            finally:
+                inherited.opened_by = None
+
+
+_OPENED = ("_core", "vector_store", "_entity_store", "db")
+"""What is open, of the attributes of a memory."""
 
 
 def _attribute(memory: Any, name: str) -> Any:
+    core_of(memory)  # which raises ClosedError where it is closed
     try:
         return vars(memory)[name]
     except KeyError:

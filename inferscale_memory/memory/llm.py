@@ -28,6 +28,7 @@ from inferscale_memory.memory.extraction import CopiedError, TooMuchError
 from inferscale_memory.memory.scope import said_tag
 from inferscale_memory.memory.writing import call_under_way, owner_under_way
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, Segment
+from inferscale_memory.sharing import Shared
 
 PROVIDER = "inferscale"
 
@@ -75,7 +76,7 @@ class EngineLLMConfig(BaseLlmConfig):  # type: ignore[misc]  # mem0 has no types
         self.min_parameters = as_count(least, "llm.config.min_parameters")
 
 
-class EngineLLM(LLMBase):  # type: ignore[misc]  # mem0 has no types
+class EngineLLM(Shared, LLMBase):  # type: ignore[misc]  # mem0 has no types
     """mem0's `generate_response` on an `Engine`."""
 
     config: EngineLLMConfig

@@ -19,6 +19,7 @@ from inferscale_memory.memory.audit import Audit
 from inferscale_memory.memory.door import at_chat, at_face, at_update
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.face import Face
+from inferscale_memory.memory.guarded import guarded
 from inferscale_memory.memory.legacy import accepts_old_calls
 from inferscale_memory.memory.operations import Filters, Kind
 from inferscale_memory.memory.recall import Messages, Result
@@ -29,6 +30,7 @@ from inferscale_memory.memory.waiting import Direct, run
 _SYNC = Kind(mem0.Memory, Direct(), Answers.stream)
 
 
+@guarded
 class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has no types
     """A mem0 memory with an engine behind it.
 

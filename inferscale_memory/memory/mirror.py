@@ -19,6 +19,7 @@ from mem0.vector_stores.base import VectorStoreBase
 from inferscale_memory.memory.expiry import living
 from inferscale_memory.memory.filters import literal
 from inferscale_memory.memory.rows import ids_in, rows_of
+from inferscale_memory.sharing import Shared
 
 Payload = Mapping[str, Any]
 
@@ -120,7 +121,7 @@ def mirrored(store: Any, lock: StoreLock, mirror: Mirror | None) -> Any:
     return wrap(store, lock, mirror or _Deaf())
 
 
-class MirroredStore(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
+class MirroredStore(Shared, VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
     """A vector store and its mirror.
 
     Updates and deletes of one memory happen one after the other, so that the mirror sees them in the store's

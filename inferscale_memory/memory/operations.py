@@ -28,10 +28,11 @@ from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent
 from inferscale_memory.memory import adding
 from inferscale_memory.memory.audit import Audit, audited, files_of
-from inferscale_memory.memory.core import Core, new_turns
+from inferscale_memory.memory.core import new_turns
 from inferscale_memory.memory.encoder import Progress
 from inferscale_memory.memory.expiry import MOMENT, hiding_expired, read_expiration
 from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
+from inferscale_memory.memory.instance import behind as behind
 from inferscale_memory.memory.instance import core_of, never_had_core
 from inferscale_memory.memory.pinned import LISTED
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
@@ -96,9 +97,7 @@ async def add(
         metadata = {"created_at": when.isoformat(), **(metadata or {})}
     core.check_writable()
     core.reserve.check()
-    return await adding.said(
-        kind, memory, core, messages, turns, ids, {"metadata": metadata, **mem0s_own}
-    )
+    return await adding.said(kind, memory, core, messages, turns, ids, {"metadata": metadata, **mem0s_own})
 
 
 async def retry_failed(kind: Kind, memory: Any) -> dict[str, list[Any]]:
@@ -271,7 +270,9 @@ def _refuse_other(session: Any, memory: Any, ids: Ids) -> None:
         raise refusal("session", session, "what `session()` of this memory returned")
     given = [name for name, value in ids.items() if value is not None]
     if given:
-        raise ConfigurationError(f"a question of a session takes no {', '.join(given)}: give ids to `session()`")
+        raise ConfigurationError(
+            f"a question of a session takes no {', '.join(given)}: give ids to `session()`"
+        )
 
 
 def _of_turn(messages: Sequence[Message]) -> Messages:
@@ -392,22 +393,17 @@ def recover(memory: Any) -> None:
         core.recover()
 
 
-def behind(memory: Any) -> Core:
-    """The core of a memory that must have one."""
-    core = core_of(memory)
-    if core is None:
-        state = "has no vector store behind it" if never_had_core(memory) else "is closed"
-        raise RuntimeError(f"this memory {state}: open another one")
-    return core
-
-
 def close(kind: Kind, memory: Any) -> None:
-    core = core_of(memory)
+    if never_had_core(memory):
+        kind.mem0.close(memory)
+        return
+    core, memory._core = vars(memory).get("_core"), None  # from now on every call raises ClosedError
     if core is not None:
-        memory._core = None
         core.close()
         close_stores(memory)
-    kind.mem0.close(memory)
+        history = vars(memory).get("db")
+        if history is not None:
+            history.close()
 
 
 def close_stores(memory: Any) -> None:

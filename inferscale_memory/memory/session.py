@@ -13,9 +13,10 @@ import json
 import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from inferscale_memory.arguments import optional
 from inferscale_memory.engine.base import SamplingOptions
@@ -23,16 +24,20 @@ from inferscale_memory.errors import ContextOverflowError
 from inferscale_memory.memory.core import Core
 from inferscale_memory.memory.door import as_conversation, as_room, checked
 from inferscale_memory.memory.going_on import fitting, tagged, turn_ids, with_memories
+from inferscale_memory.memory.guarded import guarded
+from inferscale_memory.memory.instance import behind, core_of
 from inferscale_memory.memory.recall import Messages, Result, conversation, question
 from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.scope import Scope
 from inferscale_memory.memory.waiting import Waiting, run
 from inferscale_memory.prompt import Message, Segment, ToolCall
+from inferscale_memory.sharing import Shared
 
 _log = logging.getLogger(__name__)
 
 _KEPT = 0.75
 """How much of the context a conversation takes at most that has let go of turns: so the next ones can go on."""
+
 
 class Search(Protocol):
     """mem0's search, scope settled."""
@@ -71,8 +76,9 @@ class _Kept:
     answer: tuple[int, ...]
 
 
-class Conversation:
-    """What a session of either face is.
+class Conversation(Shared):
+    """What a session of either face is. `copy.copy` and `copy.deepcopy` give a second conversation with the same memory,
+    which goes on from the same place.
 
     Attributes:
         messages: the conversation so far, in the form chat APIs use; it only grows.
@@ -80,7 +86,7 @@ class Conversation:
 
     def __init__(
         self,
-        core: Core,
+        memory: Any,
         wait: Waiting,
         search: Search,
         scope: Scope,
@@ -91,7 +97,7 @@ class Conversation:
         sticky: bool = False,
     ) -> None:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._core = core
+        self._memory = memory
         self._wait = wait
         self._search = search
         self._scope = scope
@@ -105,6 +111,23 @@ class Conversation:
         """Compose the next turn's prompt anew, with whatever is recalled then standing before the
         conversation."""
         self._kept = None
+
+    @property
+    def _core(self) -> Core:
+        return behind(self._memory)
+
+    def _check_open(self) -> None:
+        core_of(self._memory)
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), messages=list(self.messages))
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        other = self.__copy__()
+        other.messages = deepcopy(self.messages, memo)
+        return other
 
     def is_of(self, core: Core) -> bool:
         """Whether this is a conversation with the memory that stands on `core`."""
@@ -120,7 +143,9 @@ class Conversation:
         return reply
 
     async def _prepare(self, turn: _Turn) -> Prepared:
-        asked = question(turn.said if turn.said[-1:] and turn.said[-1].get("role") == "user" else self._with(turn))
+        asked = question(
+            turn.said if turn.said[-1:] and turn.said[-1].get("role") == "user" else self._with(turn)
+        )
         started = perf_counter()
         results = turn.memories
         if results is None:
@@ -174,7 +199,9 @@ class Conversation:
         """Leave as few of the oldest turns out of the prompt as it takes to have room for some more. False where
         there is only the one that is asked now."""
         said = self._with(turn)
-        starts = [at for at, message in enumerate(said) if at > self._begins and message.get("role") == "user"]
+        starts = [
+            at for at, message in enumerate(said) if at > self._begins and message.get("role") == "user"
+        ]
         if not starts:
             return False
         room = _KEPT * (self._core.engine.get().max_model_len - turn.options.max_tokens)
@@ -207,9 +234,7 @@ class Conversation:
         seen = {memory.id for memory in before.memories}
         lines = {memory.digest for memory in before.shown}
         found = self._core.recall.read(results)
-        unseen = [
-            item for item in found if item.recalled.id not in seen and item.words.digest not in lines
-        ]
+        unseen = [item for item in found if item.recalled.id not in seen and item.words.digest not in lines]
         new = fitting(unseen, self._core.recall.budget(found), before.memory_tokens)
         template, engine = self._core.engine.template, self._core.engine.get()
         turn = turn_ids(template, with_memories(text, new))
@@ -243,6 +268,7 @@ class Conversation:
 _at_turn = checked(text=as_conversation, max_tokens=optional(as_room))
 
 
+@guarded
 class ChatSession(Conversation):
     """One conversation of one owner. Not for several threads at once."""
 
@@ -271,7 +297,9 @@ class ChatSession(Conversation):
         Raises:
             PromptError: `text` is empty, or alone too long for the model's context.
         """
-        return run(self._chat(_turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice)))
+        return run(
+            self._chat(_turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice))
+        )
 
     @_at_turn
     def stream(
@@ -303,6 +331,7 @@ class ChatSession(Conversation):
             yield chunk
 
 
+@guarded
 class AsyncChatSession(Conversation):
     """`ChatSession` for coroutines. One turn at a time: a conversation has an order."""
 

@@ -58,7 +58,7 @@ class Telling:
 
     def start(self) -> None:
         """What is owed since another process lived. If its engine lived there too, nobody is left to be told."""
-        if self._engine.started is None and not self._engine.outlives_us:
+        if self._engine.started is None and not self._engine.outlives_us and not self._engine.forked:
             self._owed.settle(list(self._owed.all()))
         self.again()
 
