@@ -156,7 +156,8 @@ class Encoder:
                 self._encode(batch)
             except Exception as error:
                 if not self._closed:
-                    _log.warning("%d facts stay text for now: %s", len(batch), error)
+                    if not isinstance(error, ClosedError):
+                        _log.warning("%d facts stay text for now: %s", len(batch), error)
                     self._give_up(error)
             finally:
                 with self._changed:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+from inferscale_memory.errors import ClosedError
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.repeats import facts_once, same_words
@@ -53,6 +54,8 @@ class Nearest:
                 top_k=_LATER * (self.n + 1) + len(besides),
                 filters=scope.ids,
             )
+        except ClosedError:
+            raise
         except Exception as error:  # whatever embedders and stores raise
             _log.warning(
                 "memory %s is encoded without neighbours: they cannot be searched for (%s)", fact.fact, error

@@ -397,13 +397,16 @@ def close(kind: Kind, memory: Any) -> None:
     if never_had_core(memory):
         kind.mem0.close(memory)
         return
-    core, memory._core = vars(memory).get("_core"), None  # from now on every call raises ClosedError
+    core = vars(memory).get("_core")
     if core is not None:
+        core.encoder.stop()
+        memory._core = None  # from now on every call raises ClosedError
         core.close()
         close_stores(memory)
         history = vars(memory).get("db")
         if history is not None:
             history.close()
+            vars(memory)["db"] = None  # as mem0 leaves it
 
 
 def close_stores(memory: Any) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from inferscale_memory.errors import ClosedError
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.memory.expiry import is_expired
 from inferscale_memory.memory.repeats import facts_once, lines_once
@@ -57,6 +58,8 @@ class Pinned:
             return [], False
         try:
             rows = rows_of(self._store().list(filters=wanted, top_k=LISTED))
+        except ClosedError:
+            raise
         except Exception as error:  # whatever stores raise
             _log.warning(
                 "memory %s is not encoded behind pinned ones: they cannot be listed (%s)", fact.fact, error

@@ -77,8 +77,8 @@ class _Kept:
 
 
 class Conversation(Shared):
-    """What a session of either face is. `copy.copy` and `copy.deepcopy` give a second conversation with the same memory,
-    which goes on from the same place.
+    """What a session of either face is. `copy.copy` and `copy.deepcopy` give a second conversation with the same
+    memory, which goes on from the same place.
 
     Attributes:
         messages: the conversation so far, in the form chat APIs use; it only grows.

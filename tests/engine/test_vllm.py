@@ -94,7 +94,7 @@ def test_injected_memories_give_the_text_paths_answer(engine: VLLMEngine) -> Non
     injected = engine.generate(prompt, OPTIONS)
     text = engine.generate(prompt.as_text(), OPTIONS)
     assert injected.injected_tokens == length(prompt)
-    assert injected.prefilled_tokens == 9
+    assert injected.prefilled_tokens == 13
     assert injected.compose_s > 0
     assert injected.refused is None
     assert text.injected_tokens == 0

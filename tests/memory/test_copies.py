@@ -74,5 +74,5 @@ def test_values_travel_whole(memory: Memory) -> None:
     reply = memory.chat("What do I like?", **ADA, options=SamplingOptions(logprobs=2), max_tokens=2)
     options = SamplingOptions(max_tokens=3, stop=("\n",), json_schema={"type": "object"})
     for value in (Injection(k=3, w=8), options, prepared, reply, *reply.memories, reply.completion):
-        assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301  made here
+        assert pickle.loads(pickle.dumps(value)) == value
         assert copy.deepcopy(value) == value

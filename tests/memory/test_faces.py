@@ -349,7 +349,7 @@ class TestLifetime:
         else:
             with OURS["sync"].from_config(config) as memory:
                 memory.add("I like tea", **ADA, infer=False)
-        assert memory.db is None
+        assert vars(memory)["db"] is None
         assert memory._core is None
 
     def test_a_reset_memory_serves_on(self, either: Settled, engine: WatchedEngine) -> None:
