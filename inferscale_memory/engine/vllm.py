@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import multiprocessing.process
 import os
 import sys
 import threading
@@ -335,12 +336,14 @@ class _Server(Asking):
 
     def leave_to_parent(self) -> None:
         """In a forked child: let nothing here end vLLM, neither the collection of garbage nor the end of the child."""
-        client = getattr(getattr(self, "_llm", None), "engine_core", None)
-        manager = getattr(getattr(client, "resources", None), "engine_manager", None)
-        for owner in (client, manager):
-            finalizer = getattr(owner, "_finalizer", None)
-            if finalizer is not None:
+        llm = getattr(self, "_llm", None)
+        resources = getattr(getattr(llm, "engine_core", None), "resources", None)
+        for part in (*_parts(llm), *_parts(resources)):
+            finalizer = getattr(part, "_finalizer", None)  # as vLLM names them all
+            if isinstance(finalizer, finalize):
                 finalizer.detach()
+        # As multiprocessing does in children of its own: else it would wait for the parent's when this one ends.
+        getattr(multiprocessing.process, "_children", set()).clear()
         leave_behind(self)
 
     def _loop_forever(self) -> None:
@@ -458,6 +461,10 @@ class _Server(Asking):
 
     def _name(self, kind: str) -> str:
         return f"{kind}-{next(self._names)}"
+
+
+def _parts(thing: Any) -> list[Any]:
+    return list(getattr(thing, "__dict__", {}).values())
 
 
 _CLOSED = "the engine was closed meanwhile: make a new one"
