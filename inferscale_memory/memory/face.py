@@ -30,7 +30,7 @@ from inferscale_memory.memory.door import at_face
 from inferscale_memory.memory.filters import conjunction
 from inferscale_memory.memory.heard import heard
 from inferscale_memory.memory.injection import Injection
-from inferscale_memory.memory.instance import INHERITED, Inherited, core_of, never_had_core
+from inferscale_memory.memory.instance import INHERITED, Inherited, core_of, never_had_core, open_here
 from inferscale_memory.memory.llm import EngineLLM
 from inferscale_memory.memory.operations import Filters, Kind
 from inferscale_memory.memory.past import Past
@@ -260,7 +260,7 @@ _OPENED = ("_core", "vector_store", "_entity_store", "db")
 
 
 def _attribute(memory: Any, name: str) -> Any:
-    core_of(memory)  # which raises ClosedError where it is closed
+    open_here(memory)
     try:
         return vars(memory)[name]
     except KeyError:

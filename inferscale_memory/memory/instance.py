@@ -26,14 +26,18 @@ class Inherited:
 def core_of(memory: Any) -> Core | None:
     """What stands behind `memory`, where something does; in a forked child it is opened first. Raises ClosedError where
     `memory` was closed."""
-    own = getattr(memory, "__dict__", {})
-    inherited: Inherited | None = own.get(INHERITED)
-    if inherited is not None and inherited.opened_by != get_ident():
-        memory._open_again(inherited)
-    core: Core | None = own.get("_core")
+    open_here(memory)
+    core: Core | None = getattr(memory, "__dict__", {}).get("_core")
     if core is None and not never_had_core(memory):
         raise ClosedError("this memory is closed: open another one")
     return core
+
+
+def open_here(memory: Any) -> None:
+    """In a forked child, open again what the parent had opened."""
+    inherited: Inherited | None = getattr(memory, "__dict__", {}).get(INHERITED)
+    if inherited is not None and inherited.opened_by != get_ident():
+        memory._open_again(inherited)
 
 
 def never_had_core(memory: Any) -> bool:

@@ -352,7 +352,9 @@ class WritePath:
         finally:
             if not batch.resumed:
                 bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
-                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=True)
+                # Only who says something new waits where too many facts wait: a change is one row's.
+                new = bool(batch.turns)
+                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=new)
 
     def _settle(self, batch: Batch) -> None:
         """Find out about facts whose loss was announced and not told: the store has refused, or it has failed

@@ -244,3 +244,70 @@ def test_a_model_without_blobs_is_served_as_text(
     assert injected(reply) == []
     assert engine.encoded == []
     assert reply.completion.refused is None
+
+
+def test_a_change_waits_for_no_room(
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fact,) = say(memory, "I live in Porto")
+    memory.flush()
+    monkeypatch.setattr(encoder, "CAPACITY", 1)
+    engine.gate.clear()
+    say(memory, "under way")
+    while core(memory).encoder._waiting:
+        pass
+    say(memory, "waiting")
+    changing = threading.Thread(target=memory.update, args=(fact, "I live in Vienna"))
+    changing.start()
+    changing.join(20)
+    waited = changing.is_alive()
+    engine.gate.set()
+    changing.join(20)
+    assert not waited
+
+
+@pytest.mark.parametrize("change", ["update", "delete", "delete_all", "expire"])
+def test_a_change_waits_for_no_forward(memory: Memory, engine: WatchedEngine, change: str) -> None:
+    (fact, *_) = say(memory, "I live in Porto", "My cat is Miso")
+    memory.flush()
+    calls = {
+        "update": lambda: memory.update(fact, "I live in Vienna"),
+        "delete": lambda: memory.delete(fact),
+        "delete_all": lambda: memory.delete_all(**ADA),
+        "expire": memory.expire,
+    }
+    changing = threading.Thread(target=calls[change])
+    with engine._lock:  # as a forward holds it
+        changing.start()
+        changing.join(20)
+        waited = changing.is_alive()
+    changing.join(20)
+    assert not waited
+
+
+def test_closing_waits_for_one_encode_at_most(open_memory: OpenMemory, engine: WatchedEngine) -> None:
+    memory = open_memory()
+    say(memory, "first")
+    memory.flush()
+    before = len(engine.encoded_facts)
+    closer = threading.Thread(target=memory.close)
+
+    def close() -> None:
+        engine.before_return = lambda: None
+        closer.start()
+        while not encoder_of._closed:
+            pass
+
+        stopped.set()
+
+    encoder_of, stopped = core(memory).encoder, threading.Event()
+    engine.before_return = close
+    say(memory, *(f"fact {number}" for number in range(9)))
+    assert stopped.wait(60)
+    closer.join(60)
+    assert len(engine.encoded_facts) == before + 1
+    again = open_memory()
+    assert len(again.get_all(filters=ADA)["results"]) == 10
+    again.chat("Which fact?", **ADA, k=10, max_tokens=1)
+    again.flush()
+    assert len(injected(again.chat("Which fact?", **ADA, k=10, max_tokens=1))) == 10
