@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from inferscale_memory.connector.redaction import redact
 from inferscale_memory.connector.scheduler import SchedulerSide
 from inferscale_memory.connector.worker import WorkerSide
 from inferscale_memory.engine.fingerprint import model_fingerprint
+from inferscale_memory.engine.model_folder import cached_folder
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.kv.store import BlobStore
@@ -257,12 +257,14 @@ def _tier_rows(vllm_config: Any) -> list[int]:
 
 
 def _fingerprint(vllm_config: Any) -> str:
-    """The same for one folder and dtype in every process; a model that is no folder is named by its config."""
+    """The same for the same files and dtype in every process; a model that is neither a folder nor in the hub's cache
+    is named by its config."""
     model = vllm_config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     extra = [str(model.quantization or ""), str(model.revision or "")]
-    if Path(model.model).is_dir():
-        return model_fingerprint(Path(model.model), dtype=dtype, extra=[e for e in extra if e])
+    folder = cached_folder(model.model, revision=model.revision)
+    if folder is not None:
+        return model_fingerprint(folder, dtype=dtype, extra=[e for e in extra if e])
     from hashlib import blake2b
 
     text = "\0".join([str(model.model), model.hf_config.to_json_string(), dtype, *extra])

@@ -22,7 +22,13 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
-from inferscale_memory.errors import EngineError, PromptError, first_line
+from inferscale_memory.errors import (
+    ConfigurationError,
+    ContextOverflowError,
+    EngineError,
+    PromptError,
+    first_line,
+)
 from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
@@ -40,6 +46,7 @@ class Asking(ABC):
         unsupported: why blobs cannot be used; None when they can.
         connected: whether a connector of ours is there, which knows what the prefix cache holds of a fact.
         max_model_len: most tokens of prompt and answer together.
+        most_logprobs: most log-probabilities a token may be asked for; -1 for all, None where that is not known.
         some_token: any token id of the model: what a request consists of that only asks.
     """
 
@@ -47,6 +54,7 @@ class Asking(ABC):
     unsupported: str | None = None
     connected: bool = True
     max_model_len: int
+    most_logprobs: int | None = None
     some_token: int
 
     def __init__(self, secret: bytes) -> None:
@@ -175,25 +183,39 @@ class Asking(ABC):
         return asked, protocol.params(ask, self._secret), salt
 
     def _check(self, ids: Sequence[int], options: SamplingOptions, vocabulary: int | None = None) -> None:
-        """Raises PromptError on what cannot be served. `vocabulary`: number of token ids, if it is known."""
+        """Raises PromptError and ConfigurationError on what cannot be served. `vocabulary`: number of token ids, if it
+        is known."""
         if not ids:
             raise PromptError("the prompt is empty; give at least one token")
         room = self.max_model_len - len(ids)
         if room < 1:
-            raise PromptError(
+            raise ContextOverflowError(
                 f"the prompt has {len(ids)} tokens, the model takes {self.max_model_len} with the answer; "
                 "recall less or raise max_model_len"
             )
         if not all(token >= 0 and (vocabulary is None or token < vocabulary) for token in ids):
             raise PromptError(OUTSIDE_VOCABULARY)
-        if options.max_tokens < 1:
-            raise PromptError("max_tokens must be at least 1")
+        most, wanted = self.most_logprobs, options.logprobs
+        if wanted is not None and most is not None and most >= 0 and not 0 <= wanted <= most:
+            raise ConfigurationError(
+                f"logprobs={wanted} is more than this engine's {most}: ask for fewer, or start it with a larger "
+                "max_logprobs"
+            )
+
+    def _answer_tokens(self, ids: Sequence[int], options: SamplingOptions) -> int:
+        """Most tokens of the answer to a prompt that was checked."""
+        return min(options.max_tokens, self.max_model_len - len(ids))
 
     def _salt(self, owner: str, nonce: str = "") -> str:
         return protocol.text_salt(self._secret, self.fingerprint, owner, nonce=nonce)
 
 
 OUTSIDE_VOCABULARY = "the prompt holds token ids outside the model's vocabulary; is it its tokenizer?"
+
+
+def engine_seed(options: SamplingOptions) -> int | None:
+    """The seed as vLLM takes it: -1 would be no seed."""
+    return None if options.seed is None else options.seed % 2**63
 
 
 def completion(

@@ -6,13 +6,19 @@ a template or a database. Sync and async faces of an engine are the same code un
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
+from inferscale_memory.arguments import as_count, as_number, refusal, repaired
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.prompt.json_schema import kept, read_schema
 from inferscale_memory.prompt.segments import Prompt
+
+MOST_TEMPERATURE = 2.0
+"""As vLLM has it."""
+MOST_STOPS = 64
+"""Most stop strings of one request; a server that `inferscale serve` starts takes as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,13 @@ class SamplingOptions:
     """How tokens are drawn.
 
     Attributes:
-        max_tokens: most tokens to generate.
-        temperature: 0 is greedy.
+        max_tokens: most tokens to generate. It is an upper bound: no answer is longer than what the prompt leaves of
+            the model's context.
+        temperature: 0 is greedy; at most 2.
         top_p: nucleus mass, in (0, 1].
-        stop: strings that end the answer; they are not part of it.
-        seed: makes sampling repeatable.
+        stop: strings that end the answer; they are not part of it. At most 64, none of them empty; one alone may be
+            passed as it is.
+        seed: makes sampling repeatable; 64 bits.
         logprobs: how many top log-probabilities to return per generated token; None for none, -1 for
             all of them (vLLM's `max_logprobs` must allow it).
         ignore_eos: go on past the end-of-sequence token (measurements).
@@ -104,8 +112,10 @@ class SamplingOptions:
         json_schema: the answer is JSON of this schema, unless `max_tokens` cut it off. It is kept as text, so that
             options can be hashed, and so that nobody changes it while it is used.
 
+    What no engine could do is refused here, so that all of them refuse the same.
+
     Raises:
-        ConfigurationError: a schema that is no JSON object.
+        ConfigurationError: a value that cannot work, or a schema that no answer can be kept within.
     """
 
     max_tokens: int = 256
@@ -119,26 +129,37 @@ class SamplingOptions:
     json_schema: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "max_tokens": as_count(self.max_tokens, "max_tokens", least=1),
+            "temperature": as_number(self.temperature, "temperature", least=0, most=MOST_TEMPERATURE),
+            "top_p": as_number(self.top_p, "top_p", least=0, most=1),
+            "stop": _as_stop(self.stop),
+        }
+        if not checked["top_p"]:
+            raise refusal("top_p", self.top_p, "a number of more than 0 and at most 1")
+        if self.seed is not None:
+            checked["seed"] = as_count(self.seed, "seed", least=-(2**63), most=2**63 - 1)
+        if self.logprobs is not None:
+            checked["logprobs"] = as_count(self.logprobs, "logprobs", least=-1)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+            object.__setattr__(self, "json_schema", read_schema(self.json_schema))
 
     @property
     def schema(self) -> str | None:
-        """The text of `json_schema`."""
-        return None if self.json_schema is None else str(self.json_schema)
+        """`json_schema` in the form that every engine keeps exactly; see `prompt.json_schema`."""
+        return None if self.json_schema is None else kept(str(self.json_schema))
 
 
-def _schema_text(schema: Mapping[str, Any] | str) -> str:
-    """Keys in the order given: it is the order in which the answer has them."""
-    try:
-        read = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        if isinstance(read, dict):
-            return json.dumps(read, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"json_schema is not JSON ({error}): pass a JSON schema") from error
-    raise ConfigurationError(
-        f"json_schema is a {type(read).__name__}: pass a JSON schema, which is an object"
-    )
+def _as_stop(stop: object) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
+        raise refusal("stop", stop, "strings that are not empty")
+    if len(stop) > MOST_STOPS:
+        raise ConfigurationError(f"stop has {len(stop)} strings: pass at most {MOST_STOPS}")
+    return tuple(repaired(text) for text in stop)
 
 
 DEFAULT_OPTIONS = SamplingOptions()

@@ -12,28 +12,11 @@ from typing import Any
 import torch
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.errors import ConfigurationError
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
-
-
-def check_options(options: SamplingOptions) -> None:
-    """Raises ConfigurationError where a value cannot work."""
-    for name, value, works, remedy in (
-        ("max_tokens", options.max_tokens, options.max_tokens >= 1, "at least 1"),
-        ("temperature", options.temperature, options.temperature >= 0, "0 (greedy) or more"),
-        ("top_p", options.top_p, 0 < options.top_p <= 1, "more than 0 and at most 1"),
-        (
-            "logprobs",
-            options.logprobs,
-            options.logprobs is None or options.logprobs >= -1,
-            "None, or -1 or more",
-        ),
-        ("stop", options.stop, all(options.stop), "strings that are not empty"),
-    ):
-        if not works:
-            raise ConfigurationError(f"{name}={value!r} cannot work: pass {remedy}")
+LEAST_TEMPERATURE = 1e-2
+"""Anything lower that is not greedy counts as this, as in vLLM."""
 
 
 class Sampler:
@@ -52,7 +35,9 @@ class Sampler:
         options = self._options
         if options.temperature < GREEDY_BELOW:
             return int(logits.argmax())
-        probabilities, order = (logits / options.temperature).softmax(-1).sort(descending=True)
+        probabilities, order = (
+            (logits / max(options.temperature, LEAST_TEMPERATURE)).softmax(-1).sort(descending=True)
+        )
         before = probabilities.cumsum(-1) - probabilities
         nucleus = probabilities.where(before < options.top_p, 0.0)
         return int(order[torch.multinomial(nucleus, 1, generator=self._generator)])

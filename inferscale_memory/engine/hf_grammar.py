@@ -44,8 +44,11 @@ class Grammars:
                         self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=self._end
                     )
                     self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-                # No free white space: a small model may write it for ever.
-                grammar = self._compiler.compile_json_schema(schema, any_whitespace=False)
+                # As vLLM compiles it with disable_any_whitespace, so that answers are the same. No free white space: a
+                # small model may write it for ever.
+                grammar = self._compiler.compile_json_schema(
+                    schema, any_whitespace=False, separators=(",", ":")
+                )
         except (RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"no answer can be kept within this JSON schema ({first_line(error)}): pass another one"

@@ -26,6 +26,7 @@ from inferscale_memory.engine.base import (
     SamplingOptions,
 )
 from inferscale_memory.engine.environment import home_folder
+from inferscale_memory.engine.model_folder import is_hub_id, model_folder
 from inferscale_memory.engine.served import Served, Told, meet
 from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
 from inferscale_memory.engine.wire import Address, DirectWire, LoopWire, Wire
@@ -43,8 +44,8 @@ class RemoteEngine(Shared):
 
     Args:
         base_url: of the server, such as "http://127.0.0.1:8000".
-        tokenizer: folder of the model's tokenizer. It may be left out where the server's model is a folder that
-            this machine has too.
+        tokenizer: folder of the model's tokenizer, or the model's id at the hub. It may be left out where this machine
+            has the server's model too.
         model: name of the model at the server; the one it serves when left out.
         api_key: what the server was started with as --api-key, if it was.
         home: where the secret is read from when INFERSCALE_SECRET is not set (default: INFERSCALE_HOME,
@@ -74,11 +75,7 @@ class RemoteEngine(Shared):
         tool_parser: str | None = None,
     ) -> None:
         self._address = Address.read(base_url, api_key, timeout)
-        self._folder = None if tokenizer is None else Path(tokenizer)
-        if self._folder is not None and not self._folder.is_dir():
-            raise ConfigurationError(
-                f"no tokenizer folder at {self._folder}: pass the folder of the model that is served"
-            )
+        self._folder = None if tokenizer is None else _tokenizer_folder(tokenizer)
         if tool_parser is not None:
             check_tool_parser(tool_parser)
         self._tool_parser = tool_parser
@@ -115,7 +112,7 @@ class RemoteEngine(Shared):
         with self._loading:
             if self._tokenizer is None:
                 served = self._met()
-                folder = self._folder or Path(served.told.root)
+                folder = self._folder or _root(served.told, self._address.url)
                 tokenizer = _load(folder, served.told, self._address.url)
                 text = SAMPLE + "".join(tokenizer.all_special_tokens)
                 theirs = run(served.tokenize(text))
@@ -296,17 +293,38 @@ class RemoteEngine(Shared):
 _CLOSED = "the engine was closed: make a new RemoteEngine"
 
 
+def _tokenizer_folder(tokenizer: str | Path) -> Path:
+    folder = Path(tokenizer).expanduser()
+    if folder.is_dir():
+        return folder
+    if not is_hub_id(tokenizer):
+        raise ConfigurationError(
+            f"no tokenizer folder at {folder}: pass the folder of the model that is served, or its id at the hub"
+        )
+    return model_folder(tokenizer, weights=False)
+
+
+def _root(told: Told, url: str) -> Path:
+    """Where the server's model is on this machine."""
+    try:
+        return _tokenizer_folder(told.root)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{url} serves {told.model}, and this machine has no folder of it: {_REMEDY}"
+        ) from error
+
+
+_REMEDY = "pass as tokenizer a folder with the tokenizer of the model that is served"
+
+
 def _load(folder: Path, told: Told, url: str) -> Any:
-    remedy = "pass as tokenizer a folder with the tokenizer of the model that is served"
-    if not folder.is_dir():
-        raise ConfigurationError(f"{url} serves {told.model}, and this machine has no folder of it: {remedy}")
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{folder} holds no tokenizer that can be read ({error}): {remedy}"
+            f"{folder} holds no tokenizer that can be read ({error}): {_REMEDY}"
         ) from error
 
 

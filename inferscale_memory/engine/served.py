@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import Outcome
-from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
+from inferscale_memory.engine.asking import CHECK_TOKENS, START_UP, Asking, completion, engine_seed
 from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
 from inferscale_memory.engine.wire import Wire
 from inferscale_memory.errors import ConfigurationError, EngineError
@@ -215,7 +215,7 @@ class Served(Asking):
             "model": self.told.model,
             "prompt": ids,
             "cache_salt": salt,
-            "max_tokens": min(options.max_tokens, self.max_model_len - len(ids)),
+            "max_tokens": self._answer_tokens(ids, options),
             "temperature": options.temperature,
             "top_p": options.top_p,
             "ignore_eos": options.ignore_eos,
@@ -228,7 +228,7 @@ class Served(Asking):
         if options.stop:
             body["stop"] = list(options.stop)
         if options.seed is not None:
-            body["seed"] = options.seed
+            body["seed"] = engine_seed(options)
         if options.logprobs is not None:
             body |= {"logprobs": options.logprobs, "return_tokens_as_token_ids": True}
         if options.schema is not None:

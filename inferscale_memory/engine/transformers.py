@@ -14,9 +14,11 @@ import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +37,7 @@ from inferscale_memory.engine.base import (
     SamplingOptions,
 )
 from inferscale_memory.engine.fingerprint import model_fingerprint
-from inferscale_memory.engine.hf_decode import Detokenizer, Sampler, check_options
+from inferscale_memory.engine.hf_decode import Detokenizer, Sampler
 from inferscale_memory.engine.hf_families import AttentionLayers, refusal, token_shape
 from inferscale_memory.engine.hf_grammar import Grammars
 from inferscale_memory.engine.hf_model import (
@@ -47,9 +49,11 @@ from inferscale_memory.engine.hf_model import (
     resolve_device,
     resolve_dtype,
 )
+from inferscale_memory.engine.model_folder import model_folder
 from inferscale_memory.errors import (
     ClosedError,
     ConfigurationError,
+    ContextOverflowError,
     EngineError,
     ForkedError,
     InferScaleError,
@@ -70,7 +74,8 @@ class TransformersEngine(Shared):
     """An `Engine` on a transformers model in this process. Many threads may call it; it loads on first use.
 
     Args:
-        model: folder of a Hugging Face model with its tokenizer.
+        model: folder of a Hugging Face model with its tokenizer, or its id at the hub, from where it is fetched unless
+            it is cached.
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
         device: such as "cuda" or "cpu"; None takes CUDA where there is any.
         blob_bytes: budget of the blobs, on that device; the least recently used give way.
@@ -89,7 +94,7 @@ class TransformersEngine(Shared):
         blob_bytes: int = 1 << 30,
         secret: bytes = b"",
     ) -> None:
-        self._folder = Path(model).expanduser()
+        self._folder = model_folder(model)
         self._config = load_config(self._folder)
         self._dtype = resolve_dtype(dtype, self._config)
         self._device = resolve_device(device)
@@ -145,7 +150,10 @@ class TransformersEngine(Shared):
     def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
         """Prefill and keep, one request after the other. A failed one carries its error and no refs. Raises ClosedError
         when the engine is closed meanwhile."""
-        return [self._encode(request) for request in requests]
+        return self._encode_all(requests, Event())
+
+    def _encode_all(self, requests: Sequence[EncodeRequest], left: Event) -> list[EncodeResult]:
+        return [self._encode(request) for request in requests if not left.is_set()]
 
     def _encode(self, request: EncodeRequest) -> EncodeResult:
         self._still_open()
@@ -224,31 +232,36 @@ class TransformersEngine(Shared):
             PromptError: empty, too long, or with ids the model has not.
             ConfigurationError: options that cannot work.
         """
-        for chunk in self.stream(prompt, options):
-            if chunk.completion is not None:
-                return chunk.completion
-        raise AssertionError("a stream ends with a completion")
+        return _last(self.stream(prompt, options))
 
     def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         """Answer `prompt` token by token. Raises what `generate` does, at once."""
+        return self._begin(prompt, options, Event())
+
+    def _begin(self, prompt: Prompt, options: SamplingOptions, left: Event) -> Iterator[Chunk]:
+        """The answer, as a stream that ends at the next forward once `left` is set: nobody waits for it any more."""
         called = time.perf_counter()
-        check_options(options)
         ids = prompt.ids
         error = self._unusable_ids(ids)
-        if error is None and len(ids) == self.max_model_len:
-            error = f"a prompt of {len(ids)} tokens leaves no room for an answer: shorten it or lower k"
         if error is not None:
             raise PromptError(error)
-        return self._answer(prompt, ids, options, called)
+        if len(ids) >= self.max_model_len:
+            raise ContextOverflowError(
+                f"a prompt of {len(ids)} tokens leaves no room for an answer in the model's {self.max_model_len}: "
+                "shorten it or lower k"
+            )
+        return self._answer(prompt, ids, options, called, left)
 
     def _answer(
-        self, prompt: Prompt, ids: list[int], options: SamplingOptions, called: float
+        self, prompt: Prompt, ids: list[int], options: SamplingOptions, called: float, left: Event
     ) -> Iterator[Chunk]:
         loaded = self._load()
         within = None if options.schema is None else loaded.grammars.constraint(options.schema)
         injection = self._begun(loaded, prompt, ids)
-        left, cache = ids[injection.tokens + injection.cached :], injection.cache
-        for chunk in _chunks(left):
+        suffix, cache = ids[injection.tokens + injection.cached :], injection.cache
+        for chunk in _chunks(suffix):
+            if left.is_set():
+                return
             logits = self._forward(loaded, chunk, cache)
         sampler = Sampler(options, self._device)
         text = Detokenizer(self.tokenizer, options.stop, special=options.special_tokens)
@@ -270,6 +283,8 @@ class TransformersEngine(Shared):
             if ended or text.stopped or len(tokens) == most:
                 break
             yield Chunk(piece, (token,))
+            if left.is_set():
+                return
             logits = self._forward(loaded, [token], cache)
         piece += text.finish()
         completion = Completion(
@@ -279,7 +294,7 @@ class TransformersEngine(Shared):
             prompt_tokens=len(ids),
             injected_tokens=injection.tokens,
             cached_tokens=injection.cached,
-            prefilled_tokens=len(left),
+            prefilled_tokens=len(suffix),
             ttft_s=ttft,
             compose_s=injection.seconds,
             refused=injection.refused,
@@ -413,17 +428,20 @@ class TransformersEngine(Shared):
     # -- async twins -----------------------------------------------------------------------------------------
 
     async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        return await asyncio.to_thread(self.encode, requests)
+        with _leaving() as left:
+            return await asyncio.to_thread(self._encode_all, requests, left)
 
     async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
-        return await asyncio.to_thread(self.generate, prompt, options)
+        with _leaving() as left:
+            return await asyncio.to_thread(lambda: _last(self._begin(prompt, options, left)))
 
     async def astream(
         self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS
     ) -> AsyncIterator[Chunk]:
-        chunks = self.stream(prompt, options)
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield chunk
+        with _leaving() as left:
+            chunks = self._begin(prompt, options, left)
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield chunk
 
     async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
         return await asyncio.to_thread(self.at_hand, owner, keys)
@@ -572,6 +590,24 @@ class _Injection:
     refused: str | None = None
     seconds: float = 0.0
     cached: int = 0
+
+
+@contextmanager
+def _leaving() -> Iterator[Event]:
+    """An event that is set when the block is left, by cancellation too: a thread that works for it stops."""
+    left = Event()
+    try:
+        yield left
+    finally:
+        left.set()
+
+
+def _last(chunks: Iterator[Chunk]) -> Completion:
+    """The completion that a stream ends with."""
+    for chunk in chunks:
+        if chunk.completion is not None:
+            return chunk.completion
+    raise EngineError("the answer was broken off: nobody waits for it any more")
 
 
 def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import finalize
 
 from inferscale_memory.connector import configuration, plugin, protocol, secret
 from inferscale_memory.connector.configuration import refused_option
-from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion
+from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion, engine_seed
 from inferscale_memory.engine.base import (
     DEFAULT_OPTIONS,
     Chunk,
@@ -32,9 +32,16 @@ from inferscale_memory.engine.base import (
     SamplingOptions,
 )
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
-from inferscale_memory.engine.fingerprint import read_config
+from inferscale_memory.engine.model_folder import model_folder
 from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
-from inferscale_memory.errors import ClosedError, ConfigurationError, EngineError, ForkedError
+from inferscale_memory.errors import (
+    ClosedError,
+    ConfigurationError,
+    EngineError,
+    ForkedError,
+    InferScaleError,
+    first_line,
+)
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
@@ -48,7 +55,7 @@ class VLLMEngine(Shared):
     """`Engine` over vLLM in this process's care.
 
     Args:
-        model: folder of a Hugging Face model.
+        model: folder of a Hugging Face model, or its id at the hub, from where it is fetched unless it is cached.
         dtype: "auto", "float32", "bfloat16" or "float16".
         device_bytes, host_bytes: budgets of the blob tiers on each rank; no host tier when 0.
         home: where the secret is kept when INFERSCALE_SECRET is not set (default: INFERSCALE_HOME, ~/.inferscale).
@@ -73,7 +80,7 @@ class VLLMEngine(Shared):
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigurationError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-        read_config(Path(model))
+        folder = model_folder(model, revision=options.get("revision"))
         for name, value in options.items():
             problem = None if value is None else refused_option(name, value)
             if problem is not None:
@@ -81,7 +88,7 @@ class VLLMEngine(Shared):
         if tool_parser is not None:
             check_tool_parser(tool_parser)
         self._tool_parser = tool_parser
-        self._model = Path(model)
+        self._model = folder
         self._secret = secret.ensure(home_folder(home))
         self._budgets = {"device_bytes": device_bytes, "host_bytes": host_bytes}
         self._options = {"dtype": dtype, **options}
@@ -268,6 +275,7 @@ class _Server(Asking):
             config = self._llm.model_config
             self.max_model_len = config.max_model_len
             self._vocabulary: int = config.get_vocab_size()
+            self.most_logprobs = config.max_logprobs
             self.some_token = self._vocabulary // 2
             step = max(1, self._vocabulary // (CHECK_TOKENS + 1))
             found = self.run(self._introduce([(1 + i) * step for i in range(CHECK_TOKENS)]))
@@ -381,11 +389,11 @@ class _Server(Asking):
         self._check(ids, options, self._vocabulary)
         asked, transfer, salt = self._transfer(prompt)
         sampling = SamplingParams(
-            max_tokens=options.max_tokens,
+            max_tokens=self._answer_tokens(ids, options),
             temperature=options.temperature,
             top_p=options.top_p,
             stop=list(options.stop) or None,
-            seed=options.seed,
+            seed=engine_seed(options),
             logprobs=options.logprobs,
             ignore_eos=options.ignore_eos,
             skip_special_tokens=not options.special_tokens,
@@ -422,18 +430,10 @@ class _Server(Asking):
     # -- inside -------------------------------------------------------------------------------------------------
 
     async def _outputs(self, prompt: dict[str, Any], sampling: Any) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs. It checks a schema when it is asked the first time."""
-        from vllm.exceptions import VLLMClientError
-
-        try:
-            async for output in self._llm.generate(prompt, sampling, self._name("generate")):
-                yield output
-        except (ValueError, VLLMClientError) as error:
-            if sampling.structured_outputs is None:
-                raise
-            raise ConfigurationError(
-                f"no answer can be kept within this JSON schema ({error}): pass another one"
-            ) from error
+        with _explained():
+            async with aclosing(self._llm.generate(prompt, sampling, self._name("generate"))) as outputs:
+                async for output in outputs:
+                    yield output
 
     async def _all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
         return list(await asyncio.gather(*(call() for call in calls)))
@@ -455,8 +455,9 @@ class _Server(Asking):
         name = self._name(type(ask).__name__.lower())
         reply: dict[str, Any] = {}
         prompt = {"prompt_token_ids": list(ids), "cache_salt": salt}
-        async for output in self._llm.generate(prompt, sampling, name):
-            reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
+        with _explained():
+            async for output in self._llm.generate(prompt, sampling, name):
+                reply = (output.kv_transfer_params or {}).get(protocol.NAME, {})
         return reply
 
     def _name(self, kind: str) -> str:
@@ -472,6 +473,24 @@ _FORKED = (
     "vLLM was started before this process was forked, and answers only its parent: open the memory, or make the "
     "engine, in the process that uses it"
 )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """vLLM's refusals and failures as errors of ours: some of them have no message of their own."""
+    from vllm.exceptions import VLLMClientError, VLLMError
+
+    try:
+        yield
+    except InferScaleError:
+        raise
+    except (ValueError, VLLMClientError) as error:
+        raise ConfigurationError(
+            f"vLLM refuses the request ({first_line(error)}): change the option, or how the engine is started"
+        ) from error
+    except VLLMError as error:
+        cause = error.__cause__ if error.__cause__ is not None and not str(error).strip() else error
+        raise EngineError(f"vLLM failed with a request ({first_line(cause)}); its log may say why") from error
 
 
 async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:

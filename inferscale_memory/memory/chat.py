@@ -332,7 +332,7 @@ class Chat(Shared):
         engine, template = self._engine.get(), self._engine.template
         calling = Calling.read(engine, tools, tool_choice)
         written = template.plain(conversation(messages), tools=None if calling is None else calling.tools)
-        check_fits(len(written), engine.max_model_len - max_tokens)
+        check_fits(len(written), engine.max_model_len)
         prompt = Prompt(Scope.of(ids).owner or PUBLIC_OWNER, (Segment(written),))
         return Prepared(prompt, (), (), 0.0, perf_counter() - started, calling)
 

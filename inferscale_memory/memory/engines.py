@@ -15,13 +15,11 @@ from inferscale_memory.engine.environment import installed_engine
 from inferscale_memory.engine.size import parameters
 from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.lifetime import renew_after_fork
+from inferscale_memory.memory.engine_options import check_options
 from inferscale_memory.prompt import PromptTemplate
 
-PROVIDERS = ("vllm", "transformers", "remote")
 _IN_PROCESS = (None, "vllm", "transformers")
 """What holds blobs ends with its process."""
-TRANSFORMERS_OPTIONS = frozenset({"dtype", "device", "blob_bytes", "secret"})
-REMOTE_OPTIONS = frozenset({"base_url", "tokenizer", "model", "api_key", "home", "timeout", "tool_parser"})
 
 
 class LazyEngine:
@@ -42,7 +40,7 @@ class LazyEngine:
         heading: str,
         default_system: str,
     ) -> None:
-        """Raises ConfigurationError on a provider that does not exist."""
+        """Raises ConfigurationError on an engine that cannot be made of `spec`; see `check_options`."""
         self.eager = eager
         self.chosen = chosen
         self._words = {"heading": heading, "default_system": default_system}
@@ -55,12 +53,8 @@ class LazyEngine:
         renew_after_fork(self)
         if spec is None or isinstance(spec, Mapping):
             self._options = dict(spec or {})
-            provider = self._options.get("provider")
-            if provider is not None and provider not in PROVIDERS:
-                raise ConfigurationError(
-                    f"engine provider {provider!r} is unknown: use {' or '.join(PROVIDERS)}, or an Engine"
-                )
-            if provider == "remote":
+            check_options(self._options)
+            if self._options.get("provider") == "remote":
                 # Its blobs outlive this process: to forget must reach them before anything was recalled. Making it
                 # sends nothing.
                 self._engine = _make(self._options)
@@ -151,7 +145,9 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     blobs = dict(options.pop("blobs", {}))
     provider = options.pop("provider", None)
     if provider == "remote":
-        return _remote(options, blobs)
+        from inferscale_memory.engine.remote import RemoteEngine
+
+        return RemoteEngine(**options)
     if provider is None:
         provider = installed_engine()
     model = options.pop("model", None)
@@ -169,30 +165,7 @@ def _make(spec: Mapping[str, Any]) -> Engine:
     else:
         from inferscale_memory.engine.transformers import TransformersEngine
 
-        unknown = sorted(options.keys() - TRANSFORMERS_OPTIONS)
-        if unknown:
-            raise ConfigurationError(
-                f"a transformers engine takes model, {', '.join(sorted(TRANSFORMERS_OPTIONS))}: "
-                f"leave out {', '.join(unknown)}, or take provider vllm"
-            )
         if "device_bytes" in blobs:  # it has one tier
             options = {"blob_bytes": blobs["device_bytes"], **options}
         engine = TransformersEngine(model, **options)
     return engine
-
-
-def _remote(options: dict[str, Any], blobs: Mapping[str, Any]) -> Engine:
-    from inferscale_memory.engine.remote import RemoteEngine
-
-    if blobs:
-        raise ConfigurationError(
-            "blobs of a remote engine lie at its server: leave them out, and pass --device-bytes and --host-bytes to "
-            "`inferscale serve`"
-        )
-    unknown = sorted(options.keys() - REMOTE_OPTIONS)
-    if unknown or "base_url" not in options:
-        raise ConfigurationError(
-            f"a remote engine needs base_url and takes {', '.join(sorted(REMOTE_OPTIONS))}"
-            + (f": leave out {', '.join(unknown)}, or give them to `inferscale serve`" if unknown else "")
-        )
-    return RemoteEngine(**options)

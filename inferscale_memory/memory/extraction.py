@@ -26,7 +26,14 @@ LEAST_ANSWER = 256
 _CHARACTERS = 600
 _TOKENS_PER_FACT = _CHARACTERS // 3 + 24
 _MOST_FACTS = 24
-_LAST = chr(0x10FFFF)
+_PLAIN = r'[^"\\\x00-\x1f]'
+# Up to _CHARACTERS in all. Grammars count plain characters fast, and escapes slowly: so few of them, each with a bound
+# of its own for what stands behind it.
+_QUOTES, _BEHIND_QUOTE = 4, 59
+_TEXT = (
+    rf'^[^ "\\\x00-\x1f]{_PLAIN}{{0,{_CHARACTERS - 1 - _QUOTES * (_BEHIND_QUOTE + 1)}}}'
+    rf'(?:["\\]{_PLAIN}{{0,{_BEHIND_QUOTE}}}){{0,{_QUOTES}}}$'
+)
 _WORDS_PER_FACT = 8
 
 SHORT_INSTRUCTIONS = """You extract memories from conversations. Write down every fact in the New Messages that is \
@@ -143,8 +150,7 @@ def schema_for(messages: Sequence[Mapping[str, Any]], max_tokens: int) -> dict[s
         "type": "object",
         "properties": {
             "id": {"type": "string", "pattern": "^[0-9]{1,2}$"},
-            # As a pattern, because xgrammar takes no quotes, and takes control characters, where there is a maxLength.
-            "text": {"type": "string", "pattern": f"^[!-{_LAST}][ -{_LAST}]{{0,{_CHARACTERS - 1}}}$"},
+            "text": {"type": "string", "pattern": _TEXT},
             "attributed_to": {"enum": ["user", "assistant"]},
         },
         "required": ["id", "text", "attributed_to"],

@@ -236,7 +236,8 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
             user_id, agent_id, run_id: whose memories; at least one.
             k: how many memories besides pinned ones, by default `injection.k`; 0 for none at all.
             stream: yield the answer piece by piece; the last piece carries the reply.
-            max_tokens: most tokens of the answer; room is left for them.
+            max_tokens: most tokens of the answer; memories leave room for them where the conversation does. What the
+                prompt leaves of the model's context is what can be said.
             inject: False prefills the very same prompt as text.
             session: the conversation this question belongs to; its scope, filters and k are settled, and
                 `messages` is the question alone.

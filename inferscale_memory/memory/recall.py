@@ -132,7 +132,7 @@ class Recall:
         """A prompt for `messages` with the facts of `results`, the most relevant nearest to the question.
 
         Args:
-            max_tokens: most tokens of the answer, for which room is left.
+            max_tokens: most tokens of the answer, for which memories leave room.
             search_s: seconds the search took, handed on.
             tools, tool_choice: see `Memory.chat`.
 
@@ -158,6 +158,7 @@ class Recall:
             facts,
             owner=scope.owner,
             max_tokens=engine.max_model_len - max_tokens,
+            context=engine.max_model_len,
             most_of_facts=self.budget(found),
             preamble_key=self._preamble_key(engine, frame, scope.owner) if keys else None,
             text_last=self._injection.text_last,

@@ -204,7 +204,8 @@ class Conversation(Shared):
         ]
         if not starts:
             return False
-        room = _KEPT * (self._core.engine.get().max_model_len - turn.options.max_tokens)
+        context = self._core.engine.get().max_model_len
+        room = _KEPT * (context - min(turn.options.max_tokens, context // 2))
 
         def fits(begins: int) -> bool:
             frame = self._core.engine.template.split(self._shown(turn, begins), tools=turn.tools)
@@ -242,7 +243,8 @@ class Conversation(Shared):
             return None
         added = [Segment(kept.answer)] if kept.answer else []
         prompt = replace(before.prompt, segments=(*before.prompt.segments, *added, *tagged(turn, new)))
-        if len(prompt.ids) + max_tokens > engine.max_model_len:
+        context = engine.max_model_len
+        if len(prompt.ids) + min(max_tokens, context // 2) > context:
             return None
         return Prepared(
             prompt,

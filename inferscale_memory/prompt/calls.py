@@ -16,11 +16,14 @@ from uuid import uuid4
 
 from inferscale_memory.arguments import as_plain, repaired
 from inferscale_memory.errors import PromptError
+from inferscale_memory.prompt.json_schema import read_schema
 from inferscale_memory.prompt.tools import CALL_BEGINS, CALL_ENDS, tool_names
 
 Tools = Sequence[Mapping[str, Any]]
 
 _ANY = ("any", "required")
+_ELSEWHERE = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+"""Keywords with which a schema says in another one what arguments are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,17 @@ def forced(tools: Tools, choice: str | None) -> tuple[str, ...]:
 
 
 def call_schema(tools: Tools, names: Sequence[str]) -> dict[str, Any]:
-    """A JSON schema of one call of one of `names`."""
+    """A JSON schema of one call of one of `names`.
+
+    Raises:
+        ConfigurationError: arguments of one of them cannot be kept within its parameters.
+    """
     definitions: dict[str, Any] = {}
     calls = []
     for number, tool in enumerate(tools):
         function = tool["function"]
         if function["name"] in names:
+            read_schema(function["parameters"], f"the parameters of tool {function['name']!r}")
             arguments = _hoisted(f"tool{number}", function["parameters"], definitions)
             properties = {"name": {"const": function["name"]}, "arguments": arguments}
             calls.append(
@@ -124,9 +132,11 @@ def _hoisted(name: str, parameters: Mapping[str, Any], definitions: dict[str, An
 
     for found in own.values():
         definitions.update({f"{name}.{key}": moved(value) for key, value in found.items()})
-    schema = {"type": "object", **moved(schema)}
-    if not schema.get("properties"):  # otherwise a model may make up arguments without end
-        schema.setdefault("additionalProperties", False)
+    schema = moved(schema)
+    if not schema.keys() & _ELSEWHERE:
+        schema = {"type": "object", **schema}
+        if not schema.get("properties"):  # otherwise a model may make up arguments without end
+            schema.setdefault("additionalProperties", False)
     if not to_itself:
         return schema
     definitions[name] = schema

@@ -32,12 +32,13 @@ class Fact:
     pinned: bool = False
 
 
-def check_fits(tokens: int, max_tokens: int) -> None:
-    """Raises ContextOverflowError when a conversation of so many tokens is longer than the room there is."""
-    if tokens > max_tokens:
+def check_fits(tokens: int, context: int) -> None:
+    """Raises ContextOverflowError when a conversation of so many tokens leaves no room for an answer in a context of
+    `context` tokens."""
+    if tokens >= context:
         raise ContextOverflowError(
-            f"The conversation has {tokens} tokens and there is room for {max_tokens}: send fewer or shorter "
-            "messages, ask for a shorter answer, or start the engine with a larger max_model_len."
+            f"The conversation has {tokens} tokens and leaves no room for an answer in a context of {context}: send "
+            "fewer or shorter messages, or start the engine with a larger max_model_len."
         )
 
 
@@ -55,6 +56,7 @@ def compose(
     *,
     owner: str,
     max_tokens: int,
+    context: int | None = None,
     most_of_facts: int | None = None,
     preamble_key: str | None = None,
     text_last: int = 0,
@@ -70,6 +72,8 @@ def compose(
         facts: in the order in which they shall stand.
         owner: whose prompt this is.
         max_tokens: most tokens of the prompt; those of the answer are not among them.
+        context: most tokens of prompt and answer. With it a conversation that leaves less than the whole answer's room
+            is no error: it is answered more shortly, and with facts up to half the context.
         most_of_facts: most tokens of the facts; None for as many as there is room for.
         preamble_key: blob key of the preamble. Without it nothing is injected: only leading segments are.
         text_last: how many of the most relevant facts stand as text, behind all others.
@@ -78,8 +82,10 @@ def compose(
         ContextOverflowError: the conversation does not fit even without facts.
     """
     fixed = len(frame.preamble) + len(frame.suffix)
-    check_fits(fixed, max_tokens)
+    check_fits(fixed, max_tokens + 1 if context is None else context)
     room = max_tokens - fixed
+    if context is not None and room < 0:  # no answer can be as long as was allowed: share what there is
+        room = max(0, context // 2 - fixed)
     if most_of_facts is not None:
         room = min(room, most_of_facts)
     possible = [index for index, fact in enumerate(facts) if len(fact.ids) <= room]

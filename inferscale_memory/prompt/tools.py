@@ -13,6 +13,7 @@ from typing import Any
 
 from inferscale_memory.arguments import as_json, as_mapping
 from inferscale_memory.errors import PromptError
+from inferscale_memory.prompt.json_schema import is_of_object
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 
@@ -43,7 +44,7 @@ def read_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
         if name in names:
             raise PromptError(f"Two tools are called {name!r}: give each a name of its own.")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        if not isinstance(parameters, Mapping) or not is_of_object(parameters):
             raise PromptError(f"The parameters of tool {name!r} are no JSON schema of an object: pass one.")
         names.add(name)
         read.append({"type": "function", "function": {**function, "parameters": dict(parameters)}})

@@ -45,6 +45,12 @@ def named(arguments: Sequence[str], *names: str) -> bool:
     return any(_means(name, given) for given, _ in _options(arguments) for name in names)
 
 
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """What `name` is set to; None where it is not set. Where it is set twice vLLM takes the last."""
+    values = [value for given, value in _options(arguments) if _means(name, given)]
+    return values[-1] if values else None
+
+
 def refuse(arguments: Sequence[str]) -> None:
     """Raises ConfigurationError for arguments under which the server would not do what it is for."""
     for given, value in _options(arguments):

@@ -24,9 +24,10 @@ import httpx
 
 from inferscale_memory.connector import configuration, secret
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
+from inferscale_memory.engine.model_folder import cached_folder, check_model, is_hub_id
 from inferscale_memory.engine.wire import is_loopback
 from inferscale_memory.errors import ConfigurationError, EngineError
-from inferscale_memory.serve.arguments import named, refuse, with_files
+from inferscale_memory.serve.arguments import named, refuse, value_of, with_files
 
 DESCRIPTION = """Start a vLLM server that keeps remembered facts as keys and values. Every argument that is not listed
 here is vLLM's own, and handed on: see `vllm serve --help`."""
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("inferscale serve", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="folder of a Hugging Face model")
+    parser.add_argument("model", metavar="MODEL", help="folder of a Hugging Face model, or its id at the hub")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen at (default: this machine only)"
     )
@@ -117,8 +118,16 @@ def _arguments(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"device_bytes": options.device_bytes, "host_bytes": options.host_bytes},
     }
-    arguments = ["serve", options.model, "--host", options.host, "--port", str(options.port)]
+    revision = value_of(given, "--revision")
+    if "/" in options.model and is_hub_id(options.model):
+        check_model(options.model, revision=revision)
+    folder = cached_folder(options.model, revision=revision)  # what is not cached is vLLM's to fetch
+    cached = folder is not None and not Path(options.model).expanduser().is_dir()
+    model = str(folder) if cached else options.model
+    arguments = ["serve", model, "--host", options.host, "--port", str(options.port)]
     arguments += ["--kv-transfer-config", json.dumps(transfer)]
+    if cached and not named(given, "--served-model-name"):
+        arguments += ["--served-model-name", options.model]  # the id, not where the cache has it
     # Clients tell hits in the prefix cache from what was computed, and how long decoding took.
     for flag in ("--enable-prompt-tokens-details", "--enable-per-request-metrics"):
         if not named(given, flag, flag.replace("--", "--no-", 1)):

@@ -22,6 +22,7 @@ from rich.table import Table
 from inferscale_memory.engine.base import Engine
 from inferscale_memory.engine.environment import installed_engine
 from inferscale_memory.engine.fingerprint import model_fingerprint
+from inferscale_memory.engine.model_folder import model_folder
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.verify.evidence import BrokenEngineError, gather, longest
 from inferscale_memory.verify.judge import Check, judge
@@ -83,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         "inferscale verify",
         description="Prove on a model that injected facts give what the same facts give as text.",
     )
-    parser.add_argument("--model", type=Path, required=True, metavar="PATH", help="folder of the model")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="PATH", help="folder of the model, or its id at the hub"
+    )
     parser.add_argument(
         "--engine",
         choices=("vllm", "transformers"),
@@ -101,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    options.model = options.model.expanduser()
+    options.model = model_folder(options.model)
     if options.facts < LEAST_FACTS:
         raise ConfigurationError(f"--facts {options.facts} is too few to change their order: pass at least 4")
     if options.max_model_len is not None and options.max_model_len < 1:

@@ -38,7 +38,7 @@ def prompt(engine: TransformersEngine, text: str = "What is the cat called?") ->
 
 
 def assert_is_a_pet(text: str) -> None:
-    pet = json.loads(text, strict=False)  # xgrammar takes control characters where there is a maxLength
+    pet = json.loads(text)
     assert list(pet) == ["name", "kind", "toys"], "in the order of the schema"
     assert 1 <= len(pet["name"]) <= 12
     assert pet["kind"] in ("cat", "dog")
@@ -105,12 +105,6 @@ def test_options_with_a_schema_can_be_hashed_and_are_not_changed_from_outside() 
 def test_what_is_no_schema_is_refused_at_once(schema: Any) -> None:
     with pytest.raises(ConfigurationError, match="pass a JSON schema"):
         SamplingOptions(json_schema=schema)
-
-
-def test_a_schema_nobody_can_follow_is_refused(engine: TransformersEngine) -> None:
-    options = SamplingOptions(json_schema={"type": "nonsense"})
-    with pytest.raises(ConfigurationError, match="pass another one"):
-        engine.generate(prompt(engine), options)
 
 
 def test_without_xgrammar_the_error_says_what_to_install(

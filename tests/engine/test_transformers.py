@@ -11,9 +11,10 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -549,6 +550,65 @@ def test_an_answer_ends_where_the_context_does(llama: Subject) -> None:
     assert (got.injected_tokens, len(got.token_ids), got.finish_reason) == (4000, 6, "length")
 
 
+# -- answers that nobody waits for ---------------------------------------------------------------------------
+
+
+class Impatient(TransformersEngine):
+    """Cancels the task that waits for an answer when its fifth forward begins, and sees how many follow."""
+
+    forwards = 0
+
+    def wait_for(self, work: Coroutine[Any, Any, Any]) -> None:
+        async def waiting() -> None:
+            self._task, self._loop, self._cancelled = (
+                asyncio.ensure_future(work),
+                asyncio.get_running_loop(),
+                Event(),
+            )
+            self.forwards = 0
+            try:
+                with pytest.raises(asyncio.CancelledError):
+                    await self._task
+            finally:
+                self._cancelled.set()
+
+        asyncio.run(waiting())
+
+    def _forward(self, *arguments: Any) -> torch.Tensor:
+        self.forwards += 1
+        if self.forwards == 5:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            assert self._cancelled.wait(60)
+        return super()._forward(*arguments)
+
+
+def test_a_cancelled_answer_ends_at_the_next_token(folder: Path) -> None:
+    long = SamplingOptions(max_tokens=2000, ignore_eos=True)
+    with Impatient(folder, device="cpu") as engine:
+
+        async def read() -> None:
+            async for _ in engine.astream(prompt(), long):
+                pass
+
+        for work in (engine.agenerate(prompt(), long), read()):
+            engine.wait_for(work)
+            assert engine.forwards == 5
+
+
+def test_a_cancelled_prefill_ends_at_the_next_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferscale_memory.engine.transformers.PREFILL_CHUNK", 8)
+    with Impatient(folder, device="cpu") as engine:
+        asked = Prompt(OWNER, (Segment(words(3, 400)),))
+        engine.wait_for(engine.agenerate(asked, ONE))
+        assert engine.forwards == 5
+
+
+def test_most_tokens_are_an_upper_bound(llama: Subject) -> None:
+    asked = Prompt(OWNER, (Segment(words(1, 4090)),))
+    answer = llama.engine.generate(asked, SamplingOptions(max_tokens=2**70, ignore_eos=True))
+    assert (len(answer.token_ids), answer.finish_reason) == (6, "length")
+
+
 # -- async and threads ---------------------------------------------------------------------------------------
 
 
@@ -653,9 +713,9 @@ def test_options_that_cannot_work(folder: Path, options: dict[str, Any], why: st
         {"stop": ("",)},
     ],
 )
-def test_sampling_options_that_cannot_work(llama: Subject, options: dict[str, Any]) -> None:
+def test_sampling_options_that_cannot_work(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        llama.engine.generate(prompt(), SamplingOptions(**options))
+        SamplingOptions(**options)
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
+import jsonschema
 import pytest
 
 from inferscale_memory.engine.base import Completion, EncodeRequest, Engine, SamplingOptions, Span
+from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.engine.vllm import VLLMEngine
 from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.engine.test_json import SCHEMA, assert_is_a_pet
+from tests.engine.test_schemas import SCHEMAS
 from tests.memory.test_exit import ended, remembered
 from tests.models import VOCAB, tiny_model
 
@@ -37,6 +43,12 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VL
     home = tmp_path_factory.mktemp("home")
     with VLLMEngine(model, enforce_eager=True, home=home, **SETTINGS) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Iterator[TransformersEngine]:
+    with TransformersEngine(model, device="cpu", dtype="float32") as oracle:
+        yield oracle
 
 
 def words(count: int, seed: int) -> tuple[int, ...]:
@@ -214,11 +226,63 @@ def test_json_and_free_answers_of_many_threads_do_not_mix(engine: VLLMEngine) ->
         list(pool.map(one, range(16)))
 
 
-def test_a_schema_nobody_can_follow_is_refused(engine: VLLMEngine) -> None:
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if not name.startswith("the format")])
+def test_answers_within_a_schema_are_valid_and_those_of_the_other_engine(
+    engine: VLLMEngine, oracle: TransformersEngine, name: str
+) -> None:
+    prompt = Prompt("alice", (Segment(tuple(engine.tokenizer("What is the cat called?")["input_ids"])),))
+    options = SamplingOptions(max_tokens=200, json_schema=SCHEMAS[name])
+    answer = engine.generate(prompt, options)
+    assert answer.text == oracle.generate(prompt, options).text
+    sampled = [engine.generate(prompt, replace(options, temperature=1.5, seed=seed)) for seed in range(3)]
+    for one in (answer, *sampled):
+        if one.finish_reason == "stop":
+            jsonschema.validate(json.loads(one.text), SCHEMAS[name])
+
+
+def test_an_option_that_this_engine_refuses_is_named_and_the_next_request_served(engine: VLLMEngine) -> None:
     prompt = Prompt("alice", (Segment(words(30, 7)),))
-    with pytest.raises(ConfigurationError, match="pass another one"):
-        engine.generate(prompt, SamplingOptions(json_schema={"type": "nonsense"}))
-    assert len(engine.generate(prompt, OPTIONS).token_ids) == 8
+    for logprobs in (1000, -1):
+        with pytest.raises(ConfigurationError, match="max_logprobs"):
+            engine.generate(prompt, SamplingOptions(logprobs=logprobs))
+    assert len(engine.generate(prompt, replace(OPTIONS, seed=-1, stop=("never",) * 64)).token_ids) == 8
+
+
+def test_what_fails_inside_vllm_says_what(engine: VLLMEngine) -> None:
+    """vLLM wraps it in an error without a message."""
+    prompt = Prompt("alice", (Segment(words(30, 7)),)).salted("x")
+    options = SamplingOptions(max_tokens=3)
+    object.__setattr__(options, "logprobs", 1000)  # past our own check
+    engine._started().most_logprobs = None
+    with pytest.raises(ConfigurationError, match="logprobs"):
+        engine.generate(prompt, options)
+    engine._started().most_logprobs = 20
+
+
+def test_most_tokens_are_an_upper_bound(engine: VLLMEngine) -> None:
+    prompt = Prompt("alice", (Segment(words(2040, 1)),))
+    answer = engine.generate(prompt, SamplingOptions(max_tokens=2**70, ignore_eos=True))
+    assert (len(answer.token_ids), answer.finish_reason) == (8, "length")
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up(engine: VLLMEngine) -> None:
+    prompt, long = (
+        Prompt("alice", (Segment(words(30, 7)),)),
+        SamplingOptions(max_tokens=2000, ignore_eos=True),
+    )
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.agenerate(prompt, long), 0.3)
+        async for _ in engine.astream(prompt, long):
+            break
+
+    asyncio.run(impatient())
+    unfinished = engine._started()._llm.output_processor
+    deadline = time.monotonic() + 30
+    while unfinished.get_num_unfinished_requests() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not unfinished.get_num_unfinished_requests()
 
 
 @pytest.mark.parametrize(

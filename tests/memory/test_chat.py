@@ -301,3 +301,13 @@ def test_a_preamble_the_engine_has_lost_is_encoded_again(memory: Memory, engine:
 def _keys(memory: Memory) -> list[str]:
     composition = memory.prepare("What is my cat called?", **ADA).prompt.composition
     return [part.key for part in composition[1:] if part.key is not None]
+
+
+def test_most_tokens_are_an_upper_bound(memory: Memory, engine: WatchedEngine) -> None:
+    """More than the context holds is no error, and drives no memory out."""
+    say(memory, "My cat is called Miso")
+    reply = memory.chat(
+        "What is my cat called?", **ADA, max_tokens=100_000, options=SamplingOptions(stop=(" ",))
+    )
+    assert texts(reply) == ["My cat is called Miso"]
+    assert memory.prepare("What is my cat called?", **ADA, max_tokens=engine.max_model_len - 1).dropped == ()

@@ -247,7 +247,7 @@ def test_a_conversation_without_memories_needs_no_scope(chat: Either, engine: Wa
 
 
 def test_the_models_name_is_known_before_anything_starts(memory: Memory, model: Path) -> None:
-    assert Chat({"provider": "transformers", "model": "/nowhere/some-model"}).model_name == "some-model"
+    assert Chat({"provider": "transformers", "model": str(model)}).model_name == model.name
     assert Chat().model_name == "SmolLM2-135M-Instruct"
     nobody = {"provider": "remote", "base_url": "http://127.0.0.1:9", "model": "org/served"}
     assert Chat(nobody).model_name == "served"

@@ -40,12 +40,34 @@ def test_with_nothing_set_all_is_local_and_under_one_folder(home: Path) -> None:
     assert settings.engine.eager
 
 
-def test_the_engine_is_not_made_before_it_is_needed(open_memory: OpenMemory) -> None:
-    memory = open_memory(engine={"provider": "transformers", "model": "/nowhere"})
+def test_the_engine_is_not_made_before_it_is_needed(open_memory: OpenMemory, model: Path) -> None:
+    memory = open_memory(engine={"provider": "transformers", "model": model})
     assert memory._core is not None
     assert memory._core.engine.started is None
-    with pytest.raises(ConfigurationError, match="/nowhere"):
-        _ = memory.engine
+    assert memory.engine is memory._core.engine.started
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"dtyp": "float32"}, "did you mean 'dtype'"),
+        ({"dtype": "float23"}, "did you mean 'float32'"),
+        ({"provider": "vlm"}, "did you mean 'vllm'"),
+        ({"blobs": {"devce_bytes": 1}}, "did you mean 'device_bytes'"),
+        ({"blobs": 5}, "blobs"),
+        ({"model": 5}, "model"),
+        ({"model": "/nowhere"}, "no model folder at /nowhere"),
+        ({"model": "."}, "no config.json"),
+        ({"model": "org/missing"}, "HF_HUB_OFFLINE"),
+        ({"provider": "vllm", "max_modle_len": 9}, "did you mean 'max_model_len'"),
+    ],
+)
+def test_an_engine_that_cannot_be_made_is_refused_when_the_memory_is_made(
+    spec: dict[str, Any], said: str, open_memory: OpenMemory, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match=said):
+        open_memory(engine={"provider": "transformers", "model": model, **spec})
 
 
 def test_an_option_that_transformers_has_not_is_named(open_memory: OpenMemory, model: Path) -> None:

@@ -6,6 +6,8 @@ The model is random: what it extracts is nonsense, but nonsense of the right sha
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,9 +197,13 @@ def test_messages_that_do_not_fit_are_an_error_that_says_so(either: Settled) -> 
     assert len(either.failed_adds()) == 1
 
 
-def test_an_engine_that_cannot_start_is_an_error_that_says_why(open_face: OpenFace) -> None:
-    memory = open_face(engine={"provider": "transformers", "model": "/nowhere"})
-    with pytest.raises(ExtractionError, match="/nowhere"):
+def test_an_engine_that_cannot_start_is_an_error_that_says_why(
+    open_face: OpenFace, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "half").mkdir()
+    shutil.copy(model / "config.json", tmp_path / "half")
+    memory = open_face(engine={"provider": "transformers", "model": tmp_path / "half"})
+    with pytest.raises(ExtractionError, match="download the model again"):
         memory.add("I moved to Porto", **ADA)
     assert len(memory.failed_adds()) == 1
 
