@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import Outcome
-from inferscale_memory.engine.asking import CHECK_TOKENS, START_UP, Asking, completion, engine_seed
+from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion, engine_seed
 from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
 from inferscale_memory.engine.wire import Wire
 from inferscale_memory.errors import ConfigurationError, EngineError
