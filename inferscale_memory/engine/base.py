@@ -17,7 +17,7 @@ from inferscale_memory.prompt.segments import Prompt
 
 MOST_TEMPERATURE = 2.0
 """As vLLM has it."""
-MOST_STOPS = 64
+MOST_STOPS = 128
 """Most stop strings of one request; a server that `inferscale serve` starts takes as many."""
 
 
@@ -102,7 +102,7 @@ class SamplingOptions:
             the model's context.
         temperature: 0 is greedy; at most 2.
         top_p: nucleus mass, in (0, 1].
-        stop: strings that end the answer; they are not part of it. At most 64, none of them empty; one alone may be
+        stop: strings that end the answer; they are not part of it. At most 128, none of them empty; one alone may be
             passed as it is.
         seed: makes sampling repeatable; 64 bits.
         logprobs: how many top log-probabilities to return per generated token; None for none, -1 for

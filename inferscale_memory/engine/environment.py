@@ -16,7 +16,7 @@ def vllm_defaults() -> dict[str, str]:
         # A forked core inherits the locks and thread pools of a process that has computed; a fresh one does not.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_MAX_STOP_STRINGS": "64",  # as many as `SamplingOptions` takes; vLLM's own limit is 4
+        "VLLM_MAX_STOP_STRINGS": "128",  # as many as `SamplingOptions` takes; vLLM's own limit is 4
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
         "TOKENIZERS_PARALLELISM": "false",

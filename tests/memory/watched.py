@@ -59,6 +59,11 @@ class WatchedEngine(TransformersEngine):
         self.asked.append((prompt, options, completion))
         return completion
 
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
+        completion = await super().agenerate(prompt, options)
+        self.asked.append((prompt, options, completion))
+        return completion
+
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
         self.forgotten.append((owner, tuple(keys), tuple(tags)))
         return super().forget(owner, keys, tags)

@@ -31,13 +31,17 @@ for _suite in (ChatModelIntegrationTests, RetrieversIntegrationTests):
 
 
 class TestUnit(ChatModelUnitTests):
+    @pytest.fixture(autouse=True)
+    def _over(self, model_folder: Path) -> None:
+        self.folder = model_folder
+
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatInferScale
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": {"provider": "transformers", "model": "/never/started"}}
+        return {"engine": {"provider": "transformers", "model": str(self.folder)}}
 
 
 @pytest.fixture(scope="module")

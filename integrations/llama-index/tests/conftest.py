@@ -6,9 +6,11 @@ Run from the repository root: `pytest integrations/llama-index/tests`.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -45,19 +47,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ListeningEngine(WatchedEngine):
-    """Which tells what it was asked in streams, too: `generate` is one."""
+    """Which tells what it was asked in streams, too: every answer is one inside."""
 
     def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
         return TransformersEngine.generate(self, prompt, options)
 
-    def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
+    async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
+        return await TransformersEngine.agenerate(self, prompt, options)
+
+    def _begin(self, prompt: Prompt, options: SamplingOptions, left: Event) -> Iterator[Chunk]:
         def listened(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             for chunk in chunks:
                 if chunk.completion is not None:
                     self.asked.append((prompt, options, chunk.completion))
                 yield chunk
 
-        return listened(super().stream(prompt, options))
+        return listened(super()._begin(prompt, options, left))
+
+
+@pytest.fixture(scope="session")
+def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder that can be configured and not started: its weights are missing."""
+    folder = tmp_path_factory.mktemp("model") / "no-weights"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    return folder
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from inferscale_memory import Memory
-from inferscale_memory.errors import ConfigurationError, CopyError
+from inferscale_memory.errors import ConfigurationError, CopyError, EngineError
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import TransformComponent
@@ -92,11 +93,11 @@ def test_an_llm_over_a_running_engine_is_not_pickled(engine: WatchedEngine) -> N
         pickle.dumps(InferScaleLLM().model_copy(update={"engine": engine}))
 
 
-def test_an_llm_over_a_configuration_is_pickled_with_it() -> None:
-    nowhere = {"provider": "transformers", "model": "/nowhere"}
-    again = pickle.loads(pickle.dumps(InferScaleLLM(nowhere, max_tokens=7)))
+def test_an_llm_over_a_configuration_is_pickled_with_it(no_weights: Path) -> None:
+    config = {"provider": "transformers", "model": str(no_weights)}
+    again = pickle.loads(pickle.dumps(InferScaleLLM(config, max_tokens=7)))
     assert again.max_tokens == 7
-    with pytest.raises(ConfigurationError, match="/nowhere"):
+    with pytest.raises(EngineError, match="no-weights"):
         again.complete("Hello")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inferscale_memory import Memory
-from inferscale_memory.errors import ConfigurationError, PromptError
+from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.base.llms.types import (
     CitableBlock,
@@ -55,10 +55,10 @@ class TestWhatLlamaIndexExpects:
         assert BaseLLM.__name__ in [base.__name__ for base in InferScaleLLM.__mro__]
         assert InferScaleLLM.class_name() == "InferScaleLLM"
 
-    def test_it_starts_nothing_before_it_is_asked(self) -> None:
-        llm = InferScaleLLM({"provider": "transformers", "model": "/nowhere"})
+    def test_it_starts_nothing_before_it_is_asked(self, no_weights: Path) -> None:
+        llm = InferScaleLLM({"provider": "transformers", "model": str(no_weights)})
         assert llm.to_payload()["class_name"] == "InferScaleLLM"
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(EngineError):
             llm.complete("Hello")
 
     def test_metadata(self, llm: InferScaleLLM) -> None:
