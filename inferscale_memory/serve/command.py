@@ -198,18 +198,12 @@ def _watch(url: str, ready: Callable[[], None], ended: threading.Event) -> None:
 def _say_how(url: str, host: str, home: Path) -> None:
     where = url if is_loopback(host) else url.replace(_reachable(host), "THIS-MACHINE")
     kept = "the secret they need is found by themselves" if is_loopback(host) else "they need the same secret"
-    if os.environ.get(secret.VARIABLE) and not _is_kept(home):
+    if os.environ.get(secret.VARIABLE) and not secret.is_kept(home):
         kept = f"set {secret.VARIABLE} for them to what it is here"
     config = {"engine": {"provider": "remote", "base_url": where}}
     print(f"\ninferscale: ready at {where}. Apps connect with", file=sys.stderr)
     print(f"    Memory.from_config({config})", file=sys.stderr)
     print(f"and hold no weights; {kept}. Ctrl-C ends the server.\n", file=sys.stderr, flush=True)
-
-
-def _is_kept(home: Path) -> bool:
-    """Whether the secret is the one under `home`, where clients of this user look for it."""
-    path = home / "secret"
-    return path.is_file() and path.read_text(encoding="utf-8").strip() == os.environ.get(secret.VARIABLE)
 
 
 def _reachable(host: str) -> str:
