@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory.engine.environment import installed_engine
+from inferscale_memory.errors import ConfigurationError, InferScaleError
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] = ()) -> int:
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     logging.getLogger("mem0").setLevel(logging.ERROR)  # it advertises optional packages
 
+    from mem0.exceptions import MemoryError as Mem0Error
     from rich.console import Console
 
     from inferscale_memory.memory import Memory
@@ -29,11 +31,16 @@ def main(argv: Sequence[str] = ()) -> int:
 
     console = Console(highlight=False)
     with Memory.from_config(_config(options)) as memory:
+        try:
+            talk = Talk(
+                memory, console, user=options.user, extract=options.extract, max_tokens=options.max_tokens
+            )
+            talk.greet()
+        except InferScaleError:
+            raise
+        except (ValueError, Mem0Error) as error:  # mem0's own, about the name of the user
+            raise ConfigurationError(f"--user {options.user!r} cannot be used: {error}") from error
         memory.engine.start()  # it takes a while: not with the first question
-        talk = Talk(
-            memory, console, user=options.user, extract=options.extract, max_tokens=options.max_tokens
-        )
-        talk.greet()
         for line in _lines():
             if not talk.hear(line):
                 break

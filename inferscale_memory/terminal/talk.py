@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mem0.exceptions import MemoryError as Mem0Error
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -73,6 +74,8 @@ class Talk:
                 self._answer(line)
         except KeyboardInterrupt:
             self._note("\nInterrupted.")
+        except (InferScaleError, ValueError, Mem0Error) as error:  # mem0 has errors of its own for a bad name
+            self._note(str(error))
         return True
 
     # -- saying something ------------------------------------------------------------------------------------
@@ -170,9 +173,14 @@ class Talk:
         if not name:
             self._note("Name somebody: /user NAME")
             return
-        self._user = name
-        self._begin()
-        self.greet()
+        before, self._user = self._user, name
+        try:
+            self._begin()
+            self.greet()
+        except Exception:  # no user can have that name: the talk goes on with the one before
+            self._user = before
+            self._begin()
+            raise
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -165,3 +165,19 @@ def test_what_is_no_number_and_an_engine_that_fails_end_no_talk(
         patch.setattr(engine, "stream", failing)
         assert "start it again" in screen.says("I like tea")
     assert "Remembered: I like tea" in screen.says("I like tea")
+
+
+def test_a_name_that_no_user_can_have_is_said_and_the_talk_goes_on(screen: Screen) -> None:
+    screen.says("My cat is called Miso")
+    assert "whitespace" in screen.says("/user two words")
+    assert "Miso" in screen.says("/memories")
+
+
+def test_a_user_on_the_command_line_that_cannot_be_is_named(
+    tmp_path: Path, model: Path, hashing_embedder: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from inferscale_memory.cli import main
+
+    options = ["--user", "two words", "--model", str(model), "--engine", "transformers"]
+    assert main(["chat", *options, "--folder", str(tmp_path)]) == 2
+    assert "--user 'two words'" in capsys.readouterr().err
