@@ -23,6 +23,7 @@ Namespace = tuple[str, ...]
 Fields = Sequence[str]
 
 _PATH, _LABEL, _KEY, _VALUE, _INDEXED = "lg_path", "lg_label_{}", "lg_key", "lg_value", "lg_indexed"
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _MADE, _WRITTEN, _TTL = "lg_made", "lg_written", "lg_ttl"
 _DEPTH_PINNED = 2
 _SPEAKER = "Note"
@@ -92,6 +93,21 @@ class Stored:
     def lasting(self, ttl: float | None, now: float) -> Stored:
         """The same, to live for `ttl` minutes from `now`."""
         return replace(self, ttl=ttl, expires=None if ttl is None else now + 60 * ttl)
+
+    @property
+    def ends(self) -> datetime | None:
+        """When its time is over: the expiration date of its facts. None for ever, and past the end of the calendar."""
+        if self.expires is None or self.expires >= _LAST:
+            return None
+        return datetime.fromtimestamp(self.expires, UTC)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What is rewritten in the payloads of its facts: its metadata, and when they expire, as the memory's `add`
+        writes it."""
+        ends = self.ends
+        day, moment = (None, None) if ends is None else (ends.date().isoformat(), ends.isoformat())
+        return {**self.metadata, "expiration_date": day, "expiration_time": moment}
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -216,7 +216,8 @@ class InferScaleStore(Shared, BaseStore):
         made = now if old is None or old.over else old.made
         rows = {} if old is None else old.rows
         new = Stored(tuple(op.namespace), op.key, value, rows, bool(texts), made, now).lasting(op.ttl, time())
-        if old is not None and old.texts == set(texts or [op.key]) and old.indexed == new.indexed:
+        same = old is not None and old.texts == set(texts or [op.key]) and old.indexed == new.indexed
+        if same and not known[0].over:
             self._rewrite(new)  # its facts say the same, and their blobs hold
             self._chat.forget(left)
             return
@@ -224,7 +225,7 @@ class InferScaleStore(Shared, BaseStore):
         ids = {"user_id": user, "agent_id": str(exactly(op.namespace)["agent_id"])}
         facts = [{"role": "user", "content": text} for text in texts or [op.key]]
         # First the new, then the old: after a crash between the two the later one counts, and nothing is lost.
-        self._chat.remember(facts, ids, infer=False, metadata=new.metadata)
+        self._chat.remember(facts, ids, infer=False, metadata=new.metadata, expiration_date=new.ends)
         self._chat.forget(gone)
 
     def _refresh(self, items: Sequence[Stored]) -> None:
@@ -240,7 +241,7 @@ class InferScaleStore(Shared, BaseStore):
         """Other metadata for facts whose words stay."""
         store = self._chat.open_memory.vector_store
         for name, payload in stored.rows.items():
-            store.update(name, vector=None, payload={**payload, **stored.metadata})
+            store.update(name, vector=None, payload={**payload, **stored.payload})
 
     def _now(self) -> int:
         """Nanoseconds since the epoch, later than ever before."""

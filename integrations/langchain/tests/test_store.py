@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from time import time
+from time import sleep, time
 from typing import Any, Literal
 
 import langchain_inferscale.expiry as expiry
@@ -300,6 +300,24 @@ def test_an_expired_key_is_free_again(memory: Memory, clock: Clock) -> None:
     clock.now += 61
     store.put(ADA, "cat", {"text": "Miso"})
     assert store.get(ADA, "cat") is not None
+
+
+def test_what_has_expired_is_in_no_prompt_of_the_memory_itself(memory: Memory) -> None:
+    """Without a sweep, by the memory's own clock; an item that is put again lives again."""
+    store = InferScaleStore(memory, index={"fields": ["text"]})
+    ids = {"user_id": store.user_id(ADA)}
+
+    def told() -> set[str]:
+        return {known.text for known in memory.prepare("Which cat?", **ids).memories}
+
+    store.put(ADA, "cat", {"text": "My cat is called Miso"}, ttl=0.02)
+    assert told() == {"My cat is called Miso"}
+    sleep(1.3)
+    assert told() == set()
+    store.put(ADA, "cat", {"text": "My cat is called Miso"}, ttl=0.02)
+    store.put(ADA, "cat", {"text": "My cat is called Miso"}, ttl=None)
+    sleep(1.3)
+    assert told() == {"My cat is called Miso"}
 
 
 # -- in an agent -------------------------------------------------------------------------------------------------
