@@ -44,11 +44,9 @@ class Grammars:
                         self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=self._end
                     )
                     self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-                # As vLLM compiles it with disable_any_whitespace, so that answers are the same. No free white space: a
-                # small model may write it for ever.
-                grammar = self._compiler.compile_json_schema(
-                    schema, any_whitespace=False, separators=(",", ":")
-                )
+                # No free white space: a small model may write it for ever. One space follows a comma and a colon, as in
+                # most text that models have read; without it (vLLM's grammar has none) SmolLM2 ends no string.
+                grammar = self._compiler.compile_json_schema(schema, any_whitespace=False)
         except (RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"no answer can be kept within this JSON schema ({first_line(error)}): pass another one"

@@ -68,11 +68,12 @@ class StoreFiles:
         first, own = cls(folder / "journal.sqlite", folder / "history.db"), cls.of(folder, store)
         if own.journal.exists() or not first.journal.exists() or not first.journal.stat().st_size:
             return own if own.journal.exists() else first
-        db, inside = open_to_read(first.journal)
+        inside = None
         try:
+            db, inside = open_to_read(first.journal)
             with closing(db):
                 claimed = db.execute("SELECT store FROM whose").fetchone()
-        except sqlite3.DatabaseError as error:  # nobody's, or damaged
+        except sqlite3.DatabaseError as error:  # nobody's, or damaged: then it is moved aside
             if is_damage(error) and not says_sqlite(first.journal):
                 raise
             claimed = None

@@ -32,7 +32,7 @@ from inferscale_memory.errors import ConfigurationError
         ("stop", ""),
         ("stop", (7,)),
         ("stop", None),
-        ("stop", ("x",) * 65),
+        ("stop", ("x",) * 129),
         ("seed", 2**70),
         ("seed", -(2**64)),
         ("seed", 1.0),

@@ -114,5 +114,6 @@ if __name__ == "__main__":
             continue
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(place / f"{way}.{name}", os.O_CREAT | os.O_WRONLY), stream)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
         main(way, place / way, made)
         break

@@ -105,7 +105,7 @@ def test_noise_in_the_facts_costs_a_few_of_them(
     assert texts(memory) == set()
 
 
-@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("part", [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9])
 def test_a_damaged_journal_is_set_aside_and_read_as_far_as_it_goes(
     folder: Path, open_memory: OpenMemory, caplog: pytest.LogCaptureFixture, part: float
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -208,12 +209,14 @@ def test_words_that_changed_in_the_store_alone_are_never_injected_in_the_old_for
     assert injected(memory.chat("Where?", **ADA, max_tokens=1)) == ["I live in Vienna"]
 
 
-def test_an_engine_that_cannot_start_loses_no_fact(open_memory: OpenMemory, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
+def test_an_engine_that_cannot_start_loses_no_fact(
+    open_memory: OpenMemory, model: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(model, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
     memory = open_memory(engine={"provider": "transformers", "model": broken})
     [fact] = say(memory, "I am safe")
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(EngineError, match="broken"):
         memory.flush()
     memory.flush()
     assert memory.get(fact)["memory"] == "I am safe"

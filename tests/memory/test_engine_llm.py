@@ -107,8 +107,10 @@ def test_a_blob_that_the_engine_lost_is_made_again(memory: Memory, engine: Watch
 
 
 def test_instructions_that_cannot_be_kept_are_text_and_not_tried_again(
-    memory: Memory, engine: WatchedEngine
+    memory: Memory, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = llm.monotonic()
+    monkeypatch.setattr(llm, "monotonic", lambda: now)  # on a busy machine the pause may be over
     engine.refuse = lambda request: request.owner == PUBLIC_OWNER
     memory.add("I moved to Porto", **ADA)
     memory.add("I have a cat", **ADA)

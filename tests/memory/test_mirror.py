@@ -33,6 +33,9 @@ class Events:
     def at_work(self) -> Iterator[None]:
         yield
 
+    def failed(self, error: Exception) -> None:
+        """What the store could not write is the caller's to tell."""
+
     def losing(self, fact: str, held: Callable[[], Any], becomes: Any) -> None:
         payload = held()
         self.lost.append((fact, payload and payload["data"], becomes and becomes["data"]))
