@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from inferscale_memory.connector import admission
 from inferscale_memory.connector.protocol import Encode
 from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
@@ -21,8 +22,9 @@ from tests.models import FAMILIES, tiny_model
 
 pytestmark = pytest.mark.engine
 
-BOUND = {"float32": 1e-4, "bfloat16": 0.15}
-"""Log-probabilities. In bf16 the same prompt, cut into other chunks, differs by as much: see `test_noise`."""
+BOUND = {"float32": 1e-4, "bfloat16": 0.15, "smollm2-bfloat16": 0.3}
+"""Log-probabilities. In bf16 the same prompt, cut into other chunks, differs by as much: see `test_noise`. SmolLM2 with
+its 30 layers differs by 0.21 on a CPU with AMX, whose kernels sum in another order for another number of rows."""
 MOVED = {"float32": 1e-3, "bfloat16": 0.5}
 """Two implementations of the whole model, so wider: in bf16 they differ as much on a plain prompt."""
 CASES = [(family, dtype) for dtype in ("float32", "bfloat16") for family in (*FAMILIES, "smollm2")]
@@ -49,6 +51,17 @@ def case(
         yield rig, dtype
 
 
+@pytest.fixture(autouse=True)
+def one_encode_may_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty facts are encoded at once here, which are more than a quarter of the rig's device tier."""
+    monkeypatch.setattr(admission, "ENCODE_SHARE", 1)
+
+
+def bound(rig: Rig, dtype: str) -> float:
+    name = f"smollm2-{dtype}" if rig.model == demo_model() else dtype
+    return BOUND.get(name, BOUND[dtype])
+
+
 def facts(rig: Rig, count: int, seed: int = 0) -> list[tuple[int, ...]]:
     """Facts of 5 to 23 tokens: no length is a multiple of anything."""
     return [rig.words(5 + (7 * i) % 19, seed * 1000 + i) for i in range(count)]
@@ -61,7 +74,7 @@ def assert_plain_answer(rig: Rig, dtype: str, prompt: Prompt) -> None:
     plain = rig.plain(prompt.ids)
 
     assert injected.injected == sum(len(s.ids) for s in prompt.segments[:-1])
-    assert injected.differs(plain) <= BOUND[dtype]
+    assert injected.differs(plain) <= bound(rig, dtype)
     if dtype == "float32":
         assert injected.tokens == plain.tokens
 
@@ -182,7 +195,7 @@ def test_what_is_injected_is_what_is_read(case: tuple[Rig, str]) -> None:
     wrong = Prompt("alice", (*rig.remember("alice", [other], preamble), Segment(suffix)))
 
     assert rig.inject(right).injected == rig.inject(wrong).injected == 49
-    assert rig.inject(right).differs(rig.inject(wrong)) > 3 * BOUND[dtype]
+    assert rig.inject(right).differs(rig.inject(wrong)) > 3 * bound(rig, dtype)
 
 
 def test_order_and_repetition_are_the_prompts(case: tuple[Rig, str]) -> None:
@@ -197,8 +210,8 @@ def test_order_and_repetition_are_the_prompts(case: tuple[Rig, str]) -> None:
         rig.poison()
         answers.append(rig.inject(prompt))
         assert answers[-1].injected == len(prompt.ids) - len(suffix)
-    assert answers[0].differs(answers[1]) > BOUND[dtype]
-    assert answers[0].differs(answers[2]) > BOUND[dtype]
+    assert answers[0].differs(answers[1]) > bound(rig, dtype)
+    assert answers[0].differs(answers[2]) > bound(rig, dtype)
 
 
 def test_captured_keys_rotated_to_their_own_place_are_the_prefilled_ones(case: tuple[Rig, str]) -> None:
@@ -240,4 +253,4 @@ def test_noise(case: tuple[Rig, str]) -> None:
     rig.run([(ids[:333], salt)], [rig.sampling(1)])
     pieces = rig.run([(ids, salt)], [rig.sampling(4)])[0]
     assert pieces.known == 320
-    assert whole.differs(pieces) <= BOUND[dtype]
+    assert whole.differs(pieces) <= bound(rig, dtype)
