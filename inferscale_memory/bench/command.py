@@ -13,6 +13,7 @@ _PROGRAMS = {
     "chat": ("chat", "a conversation of 20 turns: a session, sticky, recomposed, and as text"),
     "accuracy": ("accuracy.command", "how close injected memories come to text, on LoCoMo"),
     "composing": ("composing", "rotating and writing tokens, against a plain copy"),
+    "encoding": ("encoding", "tokens a second of encoding long facts, beside a plain prefill"),
     "index": ("index", "the vector store, against numpy and mem0's FAISS store"),
     "extraction": ("extraction", "what an `add` costs when the engine extracts"),
 }

@@ -19,6 +19,11 @@ from inferscale_memory.memory.words import Words
 from inferscale_memory.prompt import EncodePlan, PromptTemplate, plan_session
 from inferscale_memory.prompt import Turn as Line
 
+NEIGHBOUR_TOKENS = 512
+"""Most tokens that a fact's own neighbours and turns may have. Eight facts of a sentence or two are below it. Attention
+over eight long ones would make the encode of a long fact more than twice as slow as its prefill; a long fact brings
+a context of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -145,7 +150,8 @@ class Planner:
         chain has not.
 
         Up to the first neighbour that has none of `blobs`, by id, they are injected, behind the blob of the preamble;
-        from there on they are prefilled. What a turn says stands once; what does not fit is left out from the front.
+        from there on they are prefilled. What a turn says stands once; what does not fit, or is more than
+        `NEIGHBOUR_TOKENS` outside a chain, is left out from the front.
         """
         fact = near.fact
         turns = self._turns_before(fact) if near.turns else []
@@ -153,6 +159,8 @@ class Planner:
         before = [other for other in near.neighbours if other.fact not in spoken]
         group = [*map(self._fact_item, before), *turns, self._fact_item(fact)]
         room = self._max_tokens - len(self._template.encode_preamble)
+        if not near.whole:
+            room = min(room, NEIGHBOUR_TOKENS + len(group[-1].ids))
         left_out, size = 0, sum(len(item.ids) for item in group)
         while size > room:
             size -= len(group[left_out].ids)

@@ -21,7 +21,7 @@ import inferscale_memory.memory  # noqa: F401  # before mem0, whose telemetry it
 # isort: split
 from mem0.utils.factory import EmbedderFactory
 
-from inferscale_memory.bench import chat, throughput, ttft
+from inferscale_memory.bench import chat, encoding, throughput, ttft
 from inferscale_memory.bench.place import Place
 from inferscale_memory.bench.reporting import percentiles, ratio, spread
 from inferscale_memory.bench.watched import Watched
@@ -239,6 +239,28 @@ def test_a_salt_is_put_before_a_prompts_own() -> None:
     assert watched.generate(prompt) == "own"
     watched.salt = "talk 1"
     assert watched.generate(prompt) == "talk 1 own"
+
+
+def measured_encoding(opens: Opens) -> None:
+    with opens() as here:
+        report = encoding.run(here, 5, (6, 9), 2)
+        assert not here.memory.get_all(filters={"user_id": "bench-2"})["results"], "the facts are gone"
+    assert [row["repetition"] for row in report["rows"]] == [1, 2], "the first round only warms up"
+    for row in report["rows"]:
+        assert row["encoded_tokens"] > row["prefilled_tokens"], "a line of a fact is its words and more"
+        assert row["computed_tokens"] >= row["encoded_tokens"]
+        assert row["ratio"] == pytest.approx(row["prefilled_per_s"] / row["encoded_per_s"])
+    json.dumps(report)
+    encoding.show(report)
+
+
+def test_encoding_is_measured_in_tokens_a_second(opens: Opens) -> None:
+    measured_encoding(opens)
+
+
+@pytest.mark.engine
+def test_encoding_is_measured_on_vllm(opens_vllm: Opens) -> None:
+    measured_encoding(opens_vllm)
 
 
 def test_ratios_are_of_pairs() -> None:

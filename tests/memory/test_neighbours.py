@@ -11,6 +11,7 @@ from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv import blob_key
 from inferscale_memory.memory import Memory
+from inferscale_memory.memory.plan import NEIGHBOUR_TOKENS
 from tests.memory.conftest import OpenMemory
 from tests.memory.saying import ADA, BEN, injected, say
 from tests.memory.watched import WatchedEngine
@@ -133,6 +134,21 @@ def test_what_does_not_fit_is_left_out_from_the_front(open_memory: OpenMemory, e
     request = next(request for request in requests(engine) if CATS[0] in kept(engine, request))
     assert len(request.ids) <= engine.max_model_len
     assert CATS[0] in injected(memory.chat("What about my cat?", **ADA, k=1, max_tokens=2))[0]
+
+
+def test_long_facts_have_few_neighbours(open_memory: OpenMemory, engine: WatchedEngine) -> None:
+    """Or their encodes would take several times what their prefill takes."""
+    memory = open_memory(injection={"neighbours": 8})
+    long = [f"On day {number}" + " we walked along the river and" * 6 for number in range(6)]
+    say(memory, *long)
+    memory.flush()
+    requested = {
+        fact: next(request for request in requests(engine) if fact in kept(engine, request)) for fact in long
+    }
+    sizes = [sum(span.stop - span.start for span in requested[fact].spans) for fact in long]
+    assert sum(sizes[:-1]) > NEIGHBOUR_TOKENS > max(sizes), "all before the last are too many, one is not"
+    held = len(requested[long[-1]].ids) - sizes[-1] - (len(requested[long[0]].ids) - sizes[0])
+    assert max(sizes) / 2 < held <= NEIGHBOUR_TOKENS
 
 
 def test_an_embedder_that_is_away_costs_the_neighbours_alone(
