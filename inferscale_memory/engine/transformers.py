@@ -148,8 +148,12 @@ class TransformersEngine(Shared):
     # -- encoding --------------------------------------------------------------------------------------------
 
     def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        """Prefill and keep, one request after the other. A failed one carries its error and no refs. Raises ClosedError
-        when the engine is closed meanwhile."""
+        """Prefill and keep, one request after the other. A failed one carries its error and no refs.
+
+        Raises:
+            ClosedError: the engine was closed meanwhile.
+            EngineError: the model cannot be loaded.
+        """
         return self._encode_all(requests, Event())
 
     def _encode_all(self, requests: Sequence[EncodeRequest], left: Event) -> list[EncodeResult]:
@@ -162,8 +166,8 @@ class TransformersEngine(Shared):
         error = self._unusable_ids(request.ids) or request.unusable
         if error is not None:
             return EncodeResult((), error)
+        loaded = self._load()
         try:
-            loaded = self._load()
             return EncodeResult(self._keep(loaded, loaded.place_for_blobs(), request))
         except (ClosedError, ForkedError):
             raise
