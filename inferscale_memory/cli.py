@@ -18,16 +18,16 @@ from io import TextIOWrapper
 from inferscale_memory.errors import InferScaleError
 
 _PROGRAMS = {
-    "demo": ("inferscale_memory.demo.run", "answer questions from memory, injected and as text"),
-    "chat": ("inferscale_memory.terminal.command", "talk to a model that remembers you"),
-    "verify": ("inferscale_memory.verify", "prove on a model that injection is exact"),
+    "demo": ("inferscale_memory.commands.demo.run", "answer questions from memory, injected and as text"),
+    "chat": ("inferscale_memory.commands.terminal.command", "talk to a model that remembers you"),
+    "verify": ("inferscale_memory.commands.verify", "prove on a model that injection is exact"),
     "serve": (
-        "inferscale_memory.serve.command",
+        "inferscale_memory.commands.serve.command",
         "start a vLLM server with injected memory, for apps without weights",
     ),
-    "bench": ("inferscale_memory.bench.command", "measure time, throughput and accuracy"),
-    "migrate": ("inferscale_memory.migrate.command", "copy the facts of a mem0 memory into another"),
-    "doctor": ("inferscale_memory.doctor", "find what is wrong with an installation, and how to mend it"),
+    "bench": ("benchmarks.command", "measure time, throughput and accuracy"),
+    "migrate": ("inferscale_memory.commands.migrate.command", "copy the facts of a mem0 memory into another"),
+    "doctor": ("inferscale_memory.commands.doctor", "find what is wrong with an installation, and how to mend it"),
 }
 """Subcommands that read their own arguments: name -> (module with `main(argv)`, help)."""
 

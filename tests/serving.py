@@ -39,7 +39,7 @@ class Server:
     def __init__(self, *arguments: str, log: Path, port: int | None = None, plain: bool = False) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        module = "inferscale_memory.serve.vllm_command" if plain else "inferscale_memory.cli"
+        module = "inferscale_memory.commands.serve.vllm_command" if plain else "inferscale_memory.cli"
         self._command = [sys.executable, "-m", module, "serve", *arguments, "--port", str(self.port)]
         self._log = log
         self.process: subprocess.Popen[bytes] | None = None

@@ -26,7 +26,7 @@ def wheel(tmp_path, monkeypatch):
 @pytest.fixture
 def demo(monkeypatch):
     """A program in place of the demo: `demo.main` may be set, `demo.calls` holds what it was called with."""
-    program = ModuleType("inferscale_memory.demo.run")
+    program = ModuleType("inferscale_memory.commands.demo.run")
     program.calls = []
     program.main = program.calls.append
     monkeypatch.setitem(sys.modules, program.__name__, program)

@@ -16,7 +16,7 @@ PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 CHAT = """
 import sys
 from types import ModuleType
-program = ModuleType("inferscale_memory.demo.run")
+program = ModuleType("inferscale_memory.commands.demo.run")
 def main(argv):
     for line in sys.stdin:
         print("heard", line.strip())

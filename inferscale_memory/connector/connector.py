@@ -29,12 +29,12 @@ from inferscale_memory.connector.positions import repeated_slots, without_positi
 from inferscale_memory.connector.redaction import redact
 from inferscale_memory.connector.scheduler import SchedulerSide
 from inferscale_memory.connector.worker import WorkerSide
-from inferscale_memory.engine.fingerprint import model_fingerprint
-from inferscale_memory.engine.model_folder import cached_folder
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.kv.store import BlobStore
 from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.model_files.fingerprint import model_fingerprint
+from inferscale_memory.model_files.folder import cached_folder
 
 logger = logging.getLogger(__name__)
 

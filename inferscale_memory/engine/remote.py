@@ -26,12 +26,12 @@ from inferscale_memory.engine.base import (
     SamplingOptions,
 )
 from inferscale_memory.engine.environment import home_folder
-from inferscale_memory.engine.model_folder import is_hub_id, model_folder
-from inferscale_memory.engine.served import Served, Told, meet
-from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
-from inferscale_memory.engine.wire import Address, DirectWire, LoopWire, Wire
+from inferscale_memory.engine.http import Address, DirectWire, LoopWire, Wire
+from inferscale_memory.engine.remote_model import Served, Told, meet
+from inferscale_memory.engine.tool_parsers import call_reader, check_tool_parser
 from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
+from inferscale_memory.model_files.folder import is_hub_id, model_folder
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 from inferscale_memory.sharing import Shared

@@ -36,11 +36,10 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
-from inferscale_memory.engine.fingerprint import model_fingerprint
-from inferscale_memory.engine.hf_decode import Detokenizer, Sampler
-from inferscale_memory.engine.hf_families import AttentionLayers, refusal, token_shape
-from inferscale_memory.engine.hf_grammar import Grammars
-from inferscale_memory.engine.hf_model import (
+from inferscale_memory.engine.hf.decode import Detokenizer, Sampler
+from inferscale_memory.engine.hf.families import AttentionLayers, refusal, token_shape
+from inferscale_memory.engine.hf.grammar import Grammars
+from inferscale_memory.engine.hf.model import (
     DTYPES,
     end_tokens,
     load_config,
@@ -49,7 +48,6 @@ from inferscale_memory.engine.hf_model import (
     resolve_device,
     resolve_dtype,
 )
-from inferscale_memory.engine.model_folder import model_folder
 from inferscale_memory.errors import (
     ClosedError,
     ConfigurationError,
@@ -63,6 +61,8 @@ from inferscale_memory.errors import (
 from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
 from inferscale_memory.kv.arena import Rows
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
+from inferscale_memory.model_files.fingerprint import model_fingerprint
+from inferscale_memory.model_files.folder import model_folder
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from inferscale_memory.sharing import Shared
 

@@ -22,7 +22,6 @@ from weakref import finalize
 
 from inferscale_memory.connector import configuration, plugin, protocol, secret
 from inferscale_memory.connector.configuration import refused_option
-from inferscale_memory.engine.asking import CHECK_TOKENS, Asking, completion, engine_seed
 from inferscale_memory.engine.base import (
     DEFAULT_OPTIONS,
     Chunk,
@@ -31,9 +30,9 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
+from inferscale_memory.engine.connector_client import CHECK_TOKENS, Asking, completion, engine_seed
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
-from inferscale_memory.engine.model_folder import model_folder
-from inferscale_memory.engine.vllm_tools import call_reader, check_tool_parser
+from inferscale_memory.engine.tool_parsers import call_reader, check_tool_parser
 from inferscale_memory.errors import (
     ClosedError,
     ConfigurationError,
@@ -43,6 +42,7 @@ from inferscale_memory.errors import (
     first_line,
 )
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
+from inferscale_memory.model_files.folder import model_folder
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 from inferscale_memory.sharing import Shared

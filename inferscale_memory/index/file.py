@@ -29,7 +29,7 @@ from inferscale_memory.index.schema import SHIFT, STATEMENTS, Opened, opened
 from inferscale_memory.index.scope import owner_of, trimmed
 from inferscale_memory.index.work import Changes, Work
 from inferscale_memory.lifetime import closed_over_fork
-from inferscale_memory.sqlite import (
+from inferscale_memory.storage.sqlite import (
     empty_log,
     is_damage,
     is_full,

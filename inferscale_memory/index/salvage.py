@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from inferscale_memory.sqlite import is_damage
+from inferscale_memory.storage.sqlite import is_damage
 
 _ROWS = "SELECT place, body FROM facts WHERE place BETWEEN ? AND ? ORDER BY place"
 # A unary plus keeps SQLite from using the index of that column: the two find a place by different pages.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inferscale_memory.errors import StoreError
-from inferscale_memory.sqlite import (
+from inferscale_memory.storage.sqlite import (
     has_no_room,
     is_full,
     is_writable,

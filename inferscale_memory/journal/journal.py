@@ -29,10 +29,10 @@ from inferscale_memory.journal.retention import TRIMMED_EVERY, drop_empty, trim
 from inferscale_memory.journal.said import says
 from inferscale_memory.journal.schema import in_memory as copy_of
 from inferscale_memory.journal.schema import opened
-from inferscale_memory.journal.scrub import scrub
 from inferscale_memory.journal.words import packed
 from inferscale_memory.lifetime import closed_over_fork
-from inferscale_memory.sqlite import transaction, trouble
+from inferscale_memory.storage.scrub import scrub
+from inferscale_memory.storage.sqlite import transaction, trouble
 
 SESSION_GAP = timedelta(hours=1)
 """Turns of one scope at least this far apart belong to different sessions, unless a journal is told otherwise."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory.journal.steps import FORMAT, STEPS
-from inferscale_memory.sqlite import is_damage, open_to_read, transaction
+from inferscale_memory.storage.sqlite import is_damage, open_to_read, transaction
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,14 @@ from time import monotonic, sleep
 from inferscale_memory.journal.salvage import rescue
 from inferscale_memory.journal.steps import FORMAT, STEPS
 from inferscale_memory.journal.words import packed, settle_page_size
-from inferscale_memory.sqlite import copied_into, empty_log, is_sound, says_sqlite, transaction, use_log
+from inferscale_memory.storage.sqlite import (
+    copied_into,
+    empty_log,
+    is_sound,
+    says_sqlite,
+    transaction,
+    use_log,
+)
 
 _PATIENCE_S = 30.0
 _PAUSE_S = 0.05

@@ -1,18 +1,18 @@
 """The faces of the library: mem0's `Memory` and `AsyncMemory`, whose facts are prefilled once, and injected."""
 
-from inferscale_memory.memory import environment
+from inferscale_memory.mem0_adapter import environment
 
 environment.prepare_mem0()  # mem0 reads these when it is imported, so before anything below
 
+from inferscale_memory.extraction.recording_llm import in_parts_next  # noqa: E402
+from inferscale_memory.mem0_adapter.quiet import quiet  # noqa: E402
 from inferscale_memory.memory.async_memory import AsyncMemory  # noqa: E402
 from inferscale_memory.memory.audit import Audit, Place  # noqa: E402
 from inferscale_memory.memory.chat import Chat  # noqa: E402
-from inferscale_memory.memory.heard import in_parts_next  # noqa: E402
-from inferscale_memory.memory.injection import Injection  # noqa: E402
 from inferscale_memory.memory.memory import Memory  # noqa: E402
-from inferscale_memory.memory.quiet import quiet  # noqa: E402
-from inferscale_memory.memory.reply import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
 from inferscale_memory.memory.session import AsyncChatSession, ChatSession  # noqa: E402
+from inferscale_memory.recall.injection import Injection  # noqa: E402
+from inferscale_memory.recall.results import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
 
 quiet(in_parts_next)
 

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mem0.memory.main import _normalize_expiration_date
 
 from inferscale_memory.errors import StoreError
+from inferscale_memory.extraction.engine_llm import EngineLLM
+from inferscale_memory.extraction.instructions import TooMuchError
+from inferscale_memory.extraction.recording_llm import Attempt, attempt
+from inferscale_memory.facts.scope import Scope
 from inferscale_memory.journal import NewTurn, Turn
-from inferscale_memory.memory.again import (
+from inferscale_memory.memory.core import Core, spoken
+from inferscale_memory.storage.sqlite import is_full, trouble
+from inferscale_memory.write.failed_adds import (
     RETRIED,
     as_messages,
     middle,
@@ -23,13 +29,7 @@ from inferscale_memory.memory.again import (
     said_in_part,
     said_in_vain,
 )
-from inferscale_memory.memory.core import Core, spoken
-from inferscale_memory.memory.extraction import TooMuchError
-from inferscale_memory.memory.heard import Attempt, attempt
-from inferscale_memory.memory.llm import EngineLLM
-from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.writing import call_under_way
-from inferscale_memory.sqlite import is_full, trouble
+from inferscale_memory.write.writer import call_under_way
 
 if TYPE_CHECKING:
     from inferscale_memory.memory.operations import Ids, Kind

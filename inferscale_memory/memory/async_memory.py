@@ -14,21 +14,21 @@ import mem0
 from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.engine.runner import Threads
+from inferscale_memory.mem0_adapter.legacy_options import warn
 from inferscale_memory.memory import operations
-from inferscale_memory.memory.answers import Answers
+from inferscale_memory.memory.argument_checks import at_chat, at_face, at_update
 from inferscale_memory.memory.audit import Audit
-from inferscale_memory.memory.door import at_chat, at_face, at_update
-from inferscale_memory.memory.encoder import Progress
-from inferscale_memory.memory.face import Face
+from inferscale_memory.memory.base import Face
 from inferscale_memory.memory.guarded import guarded
 from inferscale_memory.memory.instance import never_had_core
 from inferscale_memory.memory.legacy import accepts_old_calls
-from inferscale_memory.memory.legacy_options import warn
 from inferscale_memory.memory.operations import Filters, Kind
-from inferscale_memory.memory.recall import Messages, Result
-from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
 from inferscale_memory.memory.session import AsyncChatSession
-from inferscale_memory.memory.waiting import Threads
+from inferscale_memory.recall.answer import Answers
+from inferscale_memory.recall.prepare import Messages, Result
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk
+from inferscale_memory.write.encoder import Progress
 
 _ASYNC = Kind(mem0.AsyncMemory, Threads(), Answers.astream)
 

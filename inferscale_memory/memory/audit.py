@@ -12,8 +12,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.journal.traces import search_files, spellings
 from inferscale_memory.memory.core import Core
+from inferscale_memory.storage.file_search import search_files, spellings
 
 
 @dataclass(frozen=True, slots=True)

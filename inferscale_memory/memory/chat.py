@@ -16,27 +16,27 @@ from time import perf_counter
 from typing import Any
 
 from inferscale_memory.engine.base import DEFAULT_OPTIONS, Engine, SamplingOptions
+from inferscale_memory.engine.known_blobs import AtHand
+from inferscale_memory.engine.lazy import LazyEngine
+from inferscale_memory.engine.runner import Direct, Threads, Waiting, run
 from inferscale_memory.errors import ClosedError, ConfigurationError
+from inferscale_memory.facts.expiry import is_expired
+from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.text import payload_of, words_of
+from inferscale_memory.mem0_adapter.rows import MOST, rows_of
 from inferscale_memory.memory import operations
-from inferscale_memory.memory.answers import Answers
-from inferscale_memory.memory.at_hand import AtHand
-from inferscale_memory.memory.calling import Calling
-from inferscale_memory.memory.door import an, as_conversation, as_memories, checked
-from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.expiry import is_expired
-from inferscale_memory.memory.face import Face
+from inferscale_memory.memory.argument_checks import an, as_conversation, as_memories, checked
+from inferscale_memory.memory.base import Face
 from inferscale_memory.memory.guarded import guarded
 from inferscale_memory.memory.instance import core_of
 from inferscale_memory.memory.operations import Filters, Ids
-from inferscale_memory.memory.recall import Messages, Result, checked_scope, conversation, question
-from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
-from inferscale_memory.memory.rows import MOST, rows_of
-from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.waiting import Direct, Threads, Waiting, run
-from inferscale_memory.memory.words import payload_of, words_of
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import check_fits
 from inferscale_memory.prompt.template import DEFAULT_HEADING, DEFAULT_SYSTEM
+from inferscale_memory.recall.answer import Answers
+from inferscale_memory.recall.prepare import Messages, Result, checked_scope, conversation, question
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk
+from inferscale_memory.recall.tool_calling import Calling
 from inferscale_memory.sharing import Shared
 
 _HERE, _THREADS = Direct(), Threads()

@@ -24,14 +24,14 @@ from mem0.vector_stores.configs import VectorStoreConfig
 from pydantic import BaseModel
 
 from inferscale_memory.arguments import as_count, as_mapping, check_keys, refusal
+from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ConfigurationError
-from inferscale_memory.index.config import StoreConfig
-from inferscale_memory.memory.engines import LazyEngine
-from inferscale_memory.memory.environment import home
-from inferscale_memory.memory.injection import Injection
-from inferscale_memory.memory.legacy_options import current_options
-from inferscale_memory.memory.llm import OWN_OPTIONS, PROVIDER, register
+from inferscale_memory.extraction.engine_llm import OWN_OPTIONS, PROVIDER, register
+from inferscale_memory.mem0_adapter.environment import home
+from inferscale_memory.mem0_adapter.legacy_options import current_options
+from inferscale_memory.mem0_adapter.vector_store_config import StoreConfig
 from inferscale_memory.memory.store_files import StoreFiles, name_of
+from inferscale_memory.recall.injection import Injection
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _mem0_config(options: dict[str, Any], engine: LazyEngine, folder: Path) -> M
 
 
 def _local_embedder(own: Any) -> EmbedderConfig:
-    EmbedderFactory.provider_to_class[PROVIDER] = "inferscale_memory.memory.embedder.LocalEmbedder"
+    EmbedderFactory.provider_to_class[PROVIDER] = "inferscale_memory.mem0_adapter.embedder.LocalEmbedder"
     options = dict(own.get("config") or {}) if isinstance(own, Mapping) else {}
     if "model" not in options:  # fetched by the embedder itself, when it is made
         options["embedding_dims"] = EMBEDDING_DIMENSIONS
@@ -193,7 +193,7 @@ def _local_store(store: Any, dimensions: int | None, folder: Path) -> Any:
         config.setdefault("embedding_model_dims", dimensions)
     if provider != PROVIDER:
         return {**store, "provider": provider, "config": config}
-    VectorStoreFactory.provider_to_class[PROVIDER] = "inferscale_memory.index.store.Store"
+    VectorStoreFactory.provider_to_class[PROVIDER] = "inferscale_memory.mem0_adapter.vector_store.Store"
     config.setdefault("path", str(folder / _FACTS))
     return VectorStoreConfig.model_construct(provider=PROVIDER, config=StoreConfig(**config))
 

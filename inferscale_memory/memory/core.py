@@ -14,36 +14,36 @@ from threading import RLock
 from time import monotonic
 from typing import Any, Protocol
 
+from inferscale_memory.engine.known_blobs import AtHand, Preambles
 from inferscale_memory.errors import StoreError
+from inferscale_memory.facts.expiry import is_expired
+from inferscale_memory.facts.nearest import Nearest
+from inferscale_memory.facts.pinned import Pinned
+from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.text import read_date
+from inferscale_memory.facts.whole import Whole
+from inferscale_memory.forget.disk_reserve import Reserve
+from inferscale_memory.forget.entities import Entities
+from inferscale_memory.forget.forget import Forgetting
+from inferscale_memory.forget.history import Past, deletion
+from inferscale_memory.forget.outbox import Telling
+from inferscale_memory.forget.qdrant_files import Leftovers
 from inferscale_memory.journal import NewTurn
-from inferscale_memory.memory.answers import Answers
-from inferscale_memory.memory.at_hand import AtHand, Preambles
-from inferscale_memory.memory.batch import Batch
+from inferscale_memory.mem0_adapter.faiss_store import mended
+from inferscale_memory.mem0_adapter.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.config import Settings
-from inferscale_memory.memory.encoder import Encoder
-from inferscale_memory.memory.entities import Entities
-from inferscale_memory.memory.expiry import is_expired
-from inferscale_memory.memory.faiss_store import mended
-from inferscale_memory.memory.forgetting import Forgetting
-from inferscale_memory.memory.leftovers import Leftovers
-from inferscale_memory.memory.mirror import MirroredStore, Payload, StoreLock, mirrored
-from inferscale_memory.memory.nearest import Nearest
-from inferscale_memory.memory.neighbours import Neighbours
 from inferscale_memory.memory.opening import check_embedder, check_losses, fact_file, open_files
-from inferscale_memory.memory.past import Past, deletion
-from inferscale_memory.memory.pinned import Pinned
-from inferscale_memory.memory.plan import fact_words
-from inferscale_memory.memory.recall import Recall
-from inferscale_memory.memory.recovery import Recovery
-from inferscale_memory.memory.reply import Shown
-from inferscale_memory.memory.reserve import Reserve
-from inferscale_memory.memory.rows import MOST, ids_in, rows_of
-from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.telling import Telling
-from inferscale_memory.memory.whole import Whole
-from inferscale_memory.memory.words import read_date
-from inferscale_memory.memory.writing import WritePath
-from inferscale_memory.sqlite import copied_into
+from inferscale_memory.recall.answer import Answers
+from inferscale_memory.recall.prepare import Recall
+from inferscale_memory.recall.results import Shown
+from inferscale_memory.storage.sqlite import copied_into
+from inferscale_memory.write.encoder import Encoder
+from inferscale_memory.write.neighbours import Neighbours
+from inferscale_memory.write.observer import MirroredStore, Payload, StoreLock, mirrored
+from inferscale_memory.write.plan import fact_words
+from inferscale_memory.write.recovery import Recovery
+from inferscale_memory.write.unit_of_work import Batch
+from inferscale_memory.write.writer import WritePath
 
 _log = logging.getLogger(__name__)
 

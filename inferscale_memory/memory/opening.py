@@ -15,15 +15,15 @@ from typing import Any
 
 from inferscale_memory.errors import ConfigurationError, StoreError
 from inferscale_memory.fetch import EMBEDDER
+from inferscale_memory.forget.disk_reserve import Reserve
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.index.file import FactFile
 from inferscale_memory.journal import Journal
 from inferscale_memory.journal.salvage import set_aside
+from inferscale_memory.mem0_adapter.rows import rows_of
 from inferscale_memory.memory.config import Settings
-from inferscale_memory.memory.reserve import Reserve
-from inferscale_memory.memory.rows import rows_of
 from inferscale_memory.memory.store_files import StoreFiles, name_of
-from inferscale_memory.sqlite import has_no_room, is_full, is_sound, is_writable
+from inferscale_memory.storage.sqlite import has_no_room, is_full, is_sound, is_writable
 
 _log = logging.getLogger(__name__)
 

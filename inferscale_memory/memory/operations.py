@@ -23,25 +23,25 @@ from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.arguments import as_json, refusal
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.engine.runner import Waiting
 from inferscale_memory.errors import ConfigurationError, InferScaleError
+from inferscale_memory.facts.expiry import MOMENT, hiding_expired, read_expiration
+from inferscale_memory.facts.pinned import LISTED
+from inferscale_memory.facts.repeats import once
+from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.text import read_date
+from inferscale_memory.forget.forget import DELETE_ALL, RESET
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent
 from inferscale_memory.memory import adding
 from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import new_turns
-from inferscale_memory.memory.encoder import Progress
-from inferscale_memory.memory.expiry import MOMENT, hiding_expired, read_expiration
-from inferscale_memory.memory.forgetting import DELETE_ALL, RESET
 from inferscale_memory.memory.instance import behind as behind
 from inferscale_memory.memory.instance import core_of, never_had_core
-from inferscale_memory.memory.pinned import LISTED
-from inferscale_memory.memory.recall import Messages, Result, conversation, question
-from inferscale_memory.memory.repeats import once
-from inferscale_memory.memory.reply import Prepared, ReplyChunk
-from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.waiting import Waiting
-from inferscale_memory.memory.words import read_date
 from inferscale_memory.prompt import Message
+from inferscale_memory.recall.prepare import Messages, Result, conversation, question
+from inferscale_memory.recall.results import Prepared, ReplyChunk
+from inferscale_memory.write.encoder import Progress
 
 Ids = Mapping[str, str | None]
 Filters = Mapping[str, Any]

@@ -20,17 +20,17 @@ from typing import Any, Protocol, Self
 
 from inferscale_memory.arguments import optional
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.engine.runner import Waiting, run
 from inferscale_memory.errors import ContextOverflowError
+from inferscale_memory.facts.scope import Scope
+from inferscale_memory.memory.argument_checks import as_conversation, as_room, checked
 from inferscale_memory.memory.core import Core
-from inferscale_memory.memory.door import as_conversation, as_room, checked
-from inferscale_memory.memory.going_on import fitting, tagged, turn_ids, with_memories
 from inferscale_memory.memory.guarded import guarded
 from inferscale_memory.memory.instance import behind, core_of
-from inferscale_memory.memory.recall import Messages, Result, conversation, question
-from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
-from inferscale_memory.memory.scope import Scope
-from inferscale_memory.memory.waiting import Waiting, run
 from inferscale_memory.prompt import Message, Segment, ToolCall
+from inferscale_memory.recall.continuation import fitting, tagged, turn_ids, with_memories
+from inferscale_memory.recall.prepare import Messages, Result, conversation, question
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk
 from inferscale_memory.sharing import Shared
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 from inferscale_memory.journal.salvage import rescue
 from inferscale_memory.journal.schema import connect
-from inferscale_memory.sqlite import is_damage, is_sound, open_to_read, says_sqlite, transaction
+from inferscale_memory.storage.sqlite import is_damage, is_sound, open_to_read, says_sqlite, transaction
 
 _PLACE = (
     *(

@@ -28,7 +28,7 @@ from inferscale_memory.connector.protocol import (
     Inject,
     Outcome,
 )
-from inferscale_memory.memory.scope import fact_tag, said_tag, turn_tag
+from inferscale_memory.facts.scope import fact_tag, said_tag, turn_tag
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.connector.simulation import Ids, Simulation, answer
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from inferscale_memory.commands.serve.command import _arguments, _parser
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.engine.fingerprint import model_fingerprint
-from inferscale_memory.engine.model_folder import cached_folder, check_model, model_folder
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.engine.vllm import VLLMEngine
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.model_files.fingerprint import model_fingerprint
+from inferscale_memory.model_files.folder import cached_folder, check_model, model_folder
 from inferscale_memory.prompt.segments import Prompt, Segment
-from inferscale_memory.serve.command import _arguments, _parser
 from tests.models import tiny_model
 
 ID, COMMIT = "org/tiny-llama", "0123456789abcdef0123456789abcdef01234567"

@@ -15,9 +15,9 @@ import pytest
 from inferscale_memory.connector import secret
 from inferscale_memory.coroutines import run
 from inferscale_memory.engine.base import Completion, EncodeRequest, Engine, SamplingOptions, Span
-from inferscale_memory.engine.fingerprint import model_fingerprint
 from inferscale_memory.engine.remote import RemoteEngine
 from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
+from inferscale_memory.model_files.fingerprint import model_fingerprint
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.engine.test_json import SCHEMA, assert_is_a_pet
 from tests.engine.test_vllm import EXACT, OPTIONS, differs, length, remember, words

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferscale_memory.memory.extraction import schema_for
+from inferscale_memory.extraction.instructions import schema_for
 from inferscale_memory.prompt.calls import call_schema
 from inferscale_memory.prompt.json_pattern import UnsupportedPatternError, spelled
 from inferscale_memory.prompt.tools import read_tools

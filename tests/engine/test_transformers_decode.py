@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.engine.hf_decode import Detokenizer, Sampler
+from inferscale_memory.engine.hf.decode import Detokenizer, Sampler
 from tests.models import tiny_tokenizer
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import xgrammar
 from xgrammar.testing import _is_grammar_accept_string
 
 from inferscale_memory.engine.base import SamplingOptions
-from inferscale_memory.engine.hf_grammar import Grammars
+from inferscale_memory.engine.hf.grammar import Grammars
 from tests.models import VOCAB, tiny_tokenizer
 
 MOST = 400

@@ -14,10 +14,11 @@ from threading import Timer
 
 import pytest
 
-from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, schema, scrub
+from inferscale_memory.journal import Context, Fact, Intent, Journal, LedgerEntry, NewTurn, schema
 from inferscale_memory.journal.schema import STEPS
-from inferscale_memory.journal.traces import find, spellings
 from inferscale_memory.journal.words import PAGE
+from inferscale_memory.storage import scrub
+from inferscale_memory.storage.file_search import find, spellings
 
 NOON = datetime(2024, 5, 12, 12, 0, tzinfo=UTC)
 MODEL = "model-1"

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inferscale_memory.bounded import Bounded
 from inferscale_memory.index import Collection
 from inferscale_memory.journal import Fact, Journal, NewTurn
 from inferscale_memory.journal.retention import KEPT
-from inferscale_memory.memory.bounded import Bounded
 
 DIMS = 8
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)

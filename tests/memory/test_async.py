@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from inferscale_memory.engine.runner import Direct, Threads, run
 from inferscale_memory.errors import ExtractionError
 from inferscale_memory.memory import AsyncMemory
-from inferscale_memory.memory.waiting import Direct, Threads, run
-from inferscale_memory.memory.writing import owner_under_way
+from inferscale_memory.write.writer import owner_under_way
 from tests.memory.conftest import opening
 from tests.memory.saying import ADA, injected, texts
 from tests.memory.test_faces import Extractor

@@ -12,7 +12,7 @@ import pytest
 
 from inferscale_memory import AsyncMemory, Chat, Memory, SamplingOptions
 from inferscale_memory.errors import ConfigurationError, ContextOverflowError, PromptError
-from inferscale_memory.memory.reply import Prepared, Reply, ReplyChunk
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk
 from tests.memory.conftest import OpenFace, OpenMemory
 from tests.memory.faces import Settled
 from tests.memory.saying import ADA, BEN, say

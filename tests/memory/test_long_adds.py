@@ -11,13 +11,14 @@ import pytest
 
 from inferscale_memory.engine.base import Completion, SamplingOptions
 from inferscale_memory.errors import ExtractionError
-from inferscale_memory.memory import extraction, llm
+from inferscale_memory.extraction import engine_llm as llm
+from inferscale_memory.extraction import instructions as extraction
 from inferscale_memory.prompt import Prompt
 from tests.memory.conftest import OpenFace
 from tests.memory.faces import Settled
 from tests.memory.saying import ADA
-from tests.memory.test_failed_adds import stored, turns
 from tests.memory.watched import WatchedEngine
+from tests.write.test_failed_adds import stored, turns
 
 CONTEXT = 2048
 SAID = [

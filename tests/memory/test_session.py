@@ -7,10 +7,10 @@ import pytest
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.errors import ContextOverflowError, PromptError
 from inferscale_memory.memory import ChatSession, Memory
-from inferscale_memory.memory.going_on import turn_ids
-from inferscale_memory.memory.reply import Reply
 from inferscale_memory.memory.session import _unended
 from inferscale_memory.prompt import Prompt, PromptTemplate
+from inferscale_memory.recall.continuation import turn_ids
+from inferscale_memory.recall.results import Reply
 from tests.memory.saying import ADA, injected, say, texts
 from tests.memory.watched import WatchedEngine
 from tests.models import tiny_tokenizer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferscale_memory.memory.answers import _Words
-from inferscale_memory.memory.calling import Calling
 from inferscale_memory.prompt.tools import read_tools
+from inferscale_memory.recall.answer import _Words
+from inferscale_memory.recall.tool_calling import Calling
 
 CALL = '<tool_call>{"name": "now"}</tool_call>'
 

@@ -61,7 +61,7 @@ from inferscale_memory import Memory, fetch
 
 fetch.demo_model = lambda: Path(sys.argv[1])
 engine = None if sys.argv[2] == "default" else {"provider": sys.argv[2]}
-from inferscale_memory.memory import extraction
+from inferscale_memory.extraction import instructions as extraction
 extraction._CHARACTERS = 20  # the model is random, and would not end by itself
 
 with Memory(engine=engine) as memory:

@@ -1,0 +1,1 @@
+"""What the other rooms know about facts: whose they are, how one reads, when it expires, which belong together."""

@@ -1,0 +1,1 @@
+"""One turn, from the question to the reply: which memories are recalled, the prompt they stand in, and the answer."""

@@ -1,0 +1,3 @@
+"""The memories of `tests/memory`."""
+
+from tests.memory.conftest import *  # noqa: F403
