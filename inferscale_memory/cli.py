@@ -25,7 +25,7 @@ _PROGRAMS = {
         "inferscale_memory.commands.serve.command",
         "start a vLLM server with injected memory, for apps without weights",
     ),
-    "bench": ("benchmarks.command", "measure time, throughput and accuracy"),
+    "bench": ("inferscale_memory.commands.bench", "measure time, throughput and accuracy"),
     "migrate": ("inferscale_memory.commands.migrate.command", "copy the facts of a mem0 memory into another"),
     "doctor": ("inferscale_memory.commands.doctor", "find what is wrong with an installation, and how to mend it"),
 }

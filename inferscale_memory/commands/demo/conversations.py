@@ -85,7 +85,7 @@ def load(path: Path | None = None) -> list[User]:
 def _ours() -> Path:
     """Beside this file in an installed package, in examples/ in a checkout."""
     here = Path(__file__).parent
-    places = (here / "conversations" / OURS, here.parents[1] / "examples" / "conversations" / OURS)
+    places = (here / "conversations" / OURS, here.parents[2] / "examples" / "conversations" / OURS)
     for place in places:
         if place.is_file():
             return place
