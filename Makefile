@@ -49,7 +49,7 @@ bench: models
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-timing >/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	for each in $(INTEGRATIONS); do $(BIN)/mypy --config-file integrations/$$each/pyproject.toml || exit 1; done
 
