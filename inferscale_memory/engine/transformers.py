@@ -58,8 +58,10 @@ from inferscale_memory.errors import (
     PromptError,
     first_line,
 )
-from inferscale_memory.kv import Arena, BlobStore, Entry, RowTier, blob_key, digest_ids
-from inferscale_memory.kv.arena import Rows
+from inferscale_memory.kv.arena import Arena, Rows
+from inferscale_memory.kv.key import blob_key, digest_ids
+from inferscale_memory.kv.store import BlobStore, Entry
+from inferscale_memory.kv.tier import RowTier
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.model_files.fingerprint import model_fingerprint
 from inferscale_memory.model_files.folder import model_folder

@@ -1,8 +1,7 @@
 """The local vector store: SQLite is the truth, one slab per owner in memory is searched exactly.
 
-It must never know what a fact is used for: it imports no engine, no journal and nothing of `memory`. Only
-`index.store`, the face mem0 sees, imports mem0; nothing here imports torch, except the Jasper backend when it is
-asked for.
+The store does not know what a fact is used for: it imports neither an engine nor the journal nor `memory`, and neither
+mem0 nor torch. `mem0_adapter.vector_store` is the class that mem0 sees.
 """
 
 from inferscale_memory.index.collection import Collection

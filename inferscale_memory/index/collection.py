@@ -27,7 +27,7 @@ from inferscale_memory.index.file import FactFile
 from inferscale_memory.index.filters import Condition
 from inferscale_memory.index.records import Floats, Hit
 from inferscale_memory.index.scope import pinned
-from inferscale_memory.index.searcher import EXACT, searcher, unit
+from inferscale_memory.index.searcher import unit
 from inferscale_memory.index.slab import Slab
 from inferscale_memory.index.work import Changes
 
@@ -57,7 +57,6 @@ class Collection:
         name: str,
         *,
         dims: int | None = None,
-        kind: str = EXACT,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Open a collection.
@@ -65,15 +64,12 @@ class Collection:
         Args:
             path: the file; made where there is none.
             dims: the length of the vectors; None takes what is there, or what comes first.
-            kind: how slabs are searched, "exact" or "jasper".
             cache_bytes: about how much memory all slabs may take; one slab is always kept.
 
         Raises:
-            StoreError: a foreign file, vectors of another length, or a searcher that is not installed.
+            StoreError: a foreign file, or vectors of another length.
         """
-        searcher(kind, np.empty((0, dims or 1), np.float32))  # says early what is missing
         self.file = FactFile(Path(path), name, dims)
-        self._kind = kind
         self._cache_bytes = cache_bytes
         self._slabs: OrderedDict[int, Slab] = OrderedDict()
         self._plans: dict[str, _Plan] = {}
@@ -224,7 +220,7 @@ class Collection:
         found = self.file.load(owner)
         if found is None:
             return None
-        slab = self._slabs[owner] = Slab(self._kind, *found)
+        slab = self._slabs[owner] = Slab(*found)
         self._held += slab.nbytes
         self._evict()
         return slab

@@ -1,6 +1,6 @@
 """Nearest rows of a matrix. The exact search is FAISS's brute force, or numpy where FAISS is not installed.
 
-A searcher owns its vectors and must never approximate, unless it was asked for by name: see `index.jasper`.
+A searcher owns its vectors and never approximates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ except ImportError:
 Found = tuple[NDArray[np.int64], Floats]
 """Rows and cosines, `[queries, k]` each, best first. k may be less than was asked for."""
 
-EXACT = "exact"
-JASPER = "jasper"
 GPU_ROWS = 20_000
 """From here on a slab is searched on the GPU, if FAISS has one. A guess: never measured."""
 
@@ -156,17 +154,7 @@ class GpuBrute(Brute):
         return rows, scores
 
 
-def searcher(kind: str, vectors: Floats) -> Searcher:
-    """A searcher of the kind that was asked for, over unit vectors.
-
-    Raises:
-        StoreError: there is no such kind, or it is not installed.
-    """
-    if kind == JASPER:
-        from inferscale_memory.index.jasper import Jasper
-
-        return Jasper(vectors)
-    if kind != EXACT:
-        raise StoreError(f"there is no searcher {kind!r}: use {EXACT} or {JASPER}")
+def searcher(vectors: Floats) -> Searcher:
+    """The exact searcher of this machine, over unit vectors."""
     on_gpu = faiss is not None and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
     return GpuBrute(vectors) if on_gpu else Brute(vectors)

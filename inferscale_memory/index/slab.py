@@ -71,7 +71,6 @@ class Slab:
 
     def __init__(
         self,
-        kind: str,
         changes: int,
         places: list[int],
         vectors: Floats,
@@ -84,7 +83,7 @@ class Slab:
         self._ids = [id for id, _ in words]
         self._payloads = [payload for _, payload in words]
         self._flat = [_is_flat(payload) for payload in self._payloads]
-        self._searcher: Searcher = searcher(kind, unit(vectors))
+        self._searcher: Searcher = searcher(unit(vectors))
         self._columns: dict[str, DictColumn] = {}
         self._keywords: Keywords | None = None
 

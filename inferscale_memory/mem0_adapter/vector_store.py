@@ -14,7 +14,6 @@ from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_memory.index.collection import CACHE_BYTES, Collection, Filters
 from inferscale_memory.index.records import Hit
-from inferscale_memory.index.searcher import EXACT
 
 
 class Store(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
@@ -25,15 +24,13 @@ class Store(VectorStoreBase):  # type: ignore[misc]  # mem0 has no types
         path: str,
         collection_name: str = "mem0",
         embedding_model_dims: int | None = None,
-        searcher: str = EXACT,
+        searcher: str = "exact",
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """See `index.config.StoreConfig`. Raises StoreError."""
+        """See `StoreConfig`. Raises StoreError."""
         self.collection_name = collection_name
         self.embedding_model_dims = embedding_model_dims
-        self.client = Collection(
-            path, collection_name, dims=embedding_model_dims, kind=searcher, cache_bytes=cache_bytes
-        )
+        self.client = Collection(path, collection_name, dims=embedding_model_dims, cache_bytes=cache_bytes)
 
     def close(self) -> None:
         """Close the file. mem0 calls `client.close()`, which is the same."""

@@ -16,7 +16,7 @@ class StoreConfig(BaseModel):
         path: the file.
         collection_name: any number of them share a file.
         embedding_model_dims: the length of the vectors; where it is not given, the first one decides.
-        searcher: "exact", or "jasper" for an approximate search on a GPU.
+        searcher: how vectors are compared; "exact" is the one way there is.
         cache_bytes: about how much memory the facts of the owners asked for last may take.
     """
 
@@ -25,5 +25,5 @@ class StoreConfig(BaseModel):
     path: str
     collection_name: str = "mem0"
     embedding_model_dims: int | None = Field(default=None, gt=0)
-    searcher: Literal["exact", "jasper"] = "exact"
+    searcher: Literal["exact"] = "exact"
     cache_bytes: int = Field(default=CACHE_BYTES, ge=0)

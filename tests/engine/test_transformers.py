@@ -26,7 +26,7 @@ from inferscale_memory.engine import transformers as module
 from inferscale_memory.engine.base import BlobRef, Completion, EncodeRequest, Engine, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.errors import ClosedError, ConfigurationError, EngineError, PromptError
-from inferscale_memory.kv import blob_key
+from inferscale_memory.kv.key import blob_key
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer
 

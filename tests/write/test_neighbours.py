@@ -9,7 +9,7 @@ import pytest
 from inferscale_memory.engine.base import EncodeRequest
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.errors import ConfigurationError
-from inferscale_memory.kv import blob_key
+from inferscale_memory.kv.key import blob_key
 from inferscale_memory.memory import Memory
 from inferscale_memory.write.plan import NEIGHBOUR_TOKENS
 from tests.memory.conftest import OpenMemory

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from inferscale_memory.errors import EngineError
-from inferscale_memory.kv import Shape
+from inferscale_memory.kv.arena import Shape
 
 Reader = Callable[[torch.Tensor, Shape], torch.Tensor]
 """From a module's output to the keys (or values) of its layer, [tokens, kv_heads, head_dim]."""
