@@ -6,10 +6,23 @@ Everything public has its name here.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inferscale_memory.engine.base import Completion, Engine, SamplingOptions
+    __version__: str
+    from inferscale_memory.engine.base import (
+        Chunk,
+        Completion,
+        EncodeRequest,
+        EncodeResult,
+        Engine,
+        SamplingOptions,
+        Span,
+    )
+    from inferscale_memory.engine.remote import RemoteEngine
+    from inferscale_memory.engine.transformers import TransformersEngine
+    from inferscale_memory.engine.vllm import VLLMEngine
     from inferscale_memory.errors import (
         BlobError,
         ClosedError,
@@ -25,6 +38,7 @@ if TYPE_CHECKING:
         PromptError,
         StoreError,
     )
+    from inferscale_memory.journal import FailedAdd
     from inferscale_memory.memory import (
         AsyncChatSession,
         AsyncMemory,
@@ -39,7 +53,7 @@ if TYPE_CHECKING:
         ReplyChunk,
         Timings,
     )
-    from inferscale_memory.prompt import ToolCall
+    from inferscale_memory.prompt import Prompt, Segment, ToolCall
 
 __all__ = [
     "AsyncChatSession",
@@ -48,14 +62,18 @@ __all__ = [
     "BlobError",
     "Chat",
     "ChatSession",
+    "Chunk",
     "ClosedError",
     "Completion",
     "ConfigurationError",
     "ContextOverflowError",
     "CopyError",
+    "EncodeRequest",
+    "EncodeResult",
     "Engine",
     "EngineError",
     "ExtractionError",
+    "FailedAdd",
     "FetchError",
     "ForkedError",
     "InferScaleError",
@@ -63,43 +81,79 @@ __all__ = [
     "Memory",
     "MigrationError",
     "Prepared",
+    "Prompt",
     "PromptError",
     "Recalled",
+    "RemoteEngine",
     "Reply",
     "ReplyChunk",
     "SamplingOptions",
+    "Segment",
+    "Span",
     "StoreError",
     "Timings",
     "ToolCall",
+    "TransformersEngine",
+    "VLLMEngine",
+    "__version__",
 ]
-_ELSEWHERE = {
-    "Completion": "engine.base",
-    "Engine": "engine.base",
-    "SamplingOptions": "engine.base",
-    "ToolCall": "prompt",
-    **dict.fromkeys(
-        (
-            "BlobError",
-            "ClosedError",
-            "ConfigurationError",
-            "ContextOverflowError",
-            "CopyError",
-            "EngineError",
-            "ExtractionError",
-            "FetchError",
-            "ForkedError",
-            "InferScaleError",
-            "MigrationError",
-            "PromptError",
-            "StoreError",
-        ),
-        "errors",
+_ROOMS = {
+    "engine.base": (
+        "Chunk",
+        "Completion",
+        "EncodeRequest",
+        "EncodeResult",
+        "Engine",
+        "SamplingOptions",
+        "Span",
     ),
+    "engine.remote": ("RemoteEngine",),
+    "engine.transformers": ("TransformersEngine",),
+    "engine.vllm": ("VLLMEngine",),
+    "errors": (
+        "BlobError",
+        "ClosedError",
+        "ConfigurationError",
+        "ContextOverflowError",
+        "CopyError",
+        "EngineError",
+        "ExtractionError",
+        "FetchError",
+        "ForkedError",
+        "InferScaleError",
+        "MigrationError",
+        "PromptError",
+        "StoreError",
+    ),
+    "journal": ("FailedAdd",),
+    "memory": (
+        "AsyncChatSession",
+        "AsyncMemory",
+        "Audit",
+        "Chat",
+        "ChatSession",
+        "Injection",
+        "Memory",
+        "Prepared",
+        "Recalled",
+        "Reply",
+        "ReplyChunk",
+        "Timings",
+    ),
+    "prompt": ("Prompt", "Segment", "ToolCall"),
 }
+"""Where each public name is defined."""
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Names on first use: mem0 takes seconds to import, and not everybody who imports us wants it."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'memory')}"), name)
+    """Import a name when it is first used: mem0, torch and vLLM take seconds, and not every program needs them."""
+    if name == "__version__":
+        return version("inferscale-memory")
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
