@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from inferscale_memory.connector.metadata import Slots
-from inferscale_memory.kv.arena import Arena, Rows
+from inferscale_memory.kv.arena import Arena
+from inferscale_memory.kv.tier import Rows
 
 OnLayer = Callable[[int, Any | None, torch.Tensor, torch.Tensor], None]
 """(layer number, its rotary module, keys before rotation [tokens, kv_heads, head_dim], values likewise)."""

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from inferscale_memory.connector.metadata import Load, Slots
-from inferscale_memory.kv.arena import Arena, Rows
+from inferscale_memory.kv.arena import Arena
+from inferscale_memory.kv.tier import Rows
 
 ROTARY = frozenset(
     {

@@ -32,9 +32,10 @@ from inferscale_memory.connector.worker import WorkerSide
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.kv.store import BlobStore
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator
 from inferscale_memory.model_files.fingerprint import model_fingerprint
 from inferscale_memory.model_files.folder import cached_folder
+from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
                 secret=secret.from_environment(),
                 fingerprint=_fingerprint(vllm_config),
                 block_size=block_size,
-                store=BlobStore([RowTier(name, count) for name, count in zip(names, rows, strict=False)]),
+                store=BlobStore(
+                    [RowAllocator(name, count) for name, count in zip(names, rows, strict=False)],
+                    public_owner=PUBLIC_OWNER,
+                ),
                 unsupported=self._unsupported,
                 ahead=_loads_ahead(vllm_config, kv_cache_config),
             )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.store import Move, Wipe
+from inferscale_memory.kv.tier import Rows
 
 Slots = NDArray[np.int64]
 Piece = tuple[str, int, int]

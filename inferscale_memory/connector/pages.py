@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from inferscale_memory.connector import page_kernel
 from inferscale_memory.connector.check import Noise
 from inferscale_memory.connector.metadata import Slots
-from inferscale_memory.kv.arena import Arena, Rows, Shape
+from inferscale_memory.kv.arena import Arena, Shape
+from inferscale_memory.kv.tier import Rows
 
 logger = logging.getLogger(__name__)
 

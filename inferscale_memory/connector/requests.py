@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from inferscale_memory.connector.protocol import NAME, Encode, Inject
 from inferscale_memory.connector.residency import Name
-from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.key import digest_ids
 from inferscale_memory.kv.store import Entry
+from inferscale_memory.kv.tier import Rows
 
 PARAMS = "kv_transfer_params"
 """Where vLLM carries them among the sampling parameters."""

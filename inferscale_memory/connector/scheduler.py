@@ -18,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +43,6 @@ from inferscale_memory.connector.requests import (
 from inferscale_memory.connector.residency import Name, PrefixCache, Residency
 from inferscale_memory.connector.running import Running
 from inferscale_memory.kv.store import BlobStore, Entry
-from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +222,7 @@ class SchedulerSide:
                 return Answer(
                     {
                         "at_hand": [
-                            key for key in self._store.known(ask.keys) if self._usable(ask.owner, key)
+                            key for key in self._store.known(ask.keys) if self._store.usable(ask.owner, key)
                         ],
                         "fingerprint": self._admission.fingerprint,
                         "unsupported": self._admission.unsupported,
@@ -241,10 +239,6 @@ class SchedulerSide:
                 return self._admission.encode(request, ask)
             case Inject():
                 return self._admission.inject(request, ask)
-
-    def _usable(self, owner: str, key: str) -> Entry | None:
-        entry = self._store.get(key)
-        return entry if entry is not None and entry.owner in (owner, PUBLIC_OWNER) else None
 
     # -- injecting ----------------------------------------------------------------------------------------------
 
@@ -266,23 +260,18 @@ class SchedulerSide:
     def _leading(self, injection: Injection) -> list[Entry]:
         """The leading segments whose blobs are at hand, with the prompt's own ids under them."""
         ids = np.asarray(injection.request.prompt_token_ids, dtype=np.int32)
-        entries: list[Entry] = []
-        position = 0
-        owner = injection.ask.owner
-        injection.missing = tuple(k for k, _ in injection.ask.segments if self._usable(owner, k) is None)
-        for number, (key, tokens) in enumerate(injection.ask.segments):
-            entry = self._usable(owner, key)
-            if entry is None:
-                break
-            if number >= injection.checked:  # a key stands for the same ids for ever
-                digest = digest_of(injection.request, ids[position : position + tokens])
-                if entry.tokens != tokens or not hmac.compare_digest(entry.ids_digest, digest):
-                    injection.refused = "the prompt's token ids are not those of the blob"
-                    break
-                injection.checked = number + 1
-            entries.append(entry)
-            position += tokens
-        return entries
+        request, owner, segments = injection.request, injection.ask.owner, injection.ask.segments
+        injection.missing = tuple(key for key, _ in segments if self._store.usable(owner, key) is None)
+        verified = self._store.verify(
+            owner,
+            segments,
+            lambda start, stop: digest_of(request, ids[start:stop]),
+            checked=injection.checked,
+        )
+        injection.checked = max(injection.checked, len(verified.entries))
+        if verified.mismatch:
+            injection.refused = "the prompt's token ids are not those of the blob"
+        return verified.entries
 
     def _load(self, injection: Injection, blocks: Sequence[int], external: int) -> None:
         try:
@@ -455,12 +444,7 @@ class SchedulerSide:
                 self._forget_running(state, found)
         if self._residency is not None:
             self._residency.evict_all(names)
-        dropped = 0
-        for key in self._store.known(ask.keys):
-            entry = self._store.get(key)
-            if entry is not None and entry.owner == ask.owner:
-                dropped += self._store.forget(key)
-        return dropped
+        return self._store.forget_of(ask.owner, ask.keys)
 
     def _forget_running(self, state: Encoding | Injection, found: Mapping[Name, int]) -> None:
         """Names that a request under way holds, by where they first stand, are forgotten."""

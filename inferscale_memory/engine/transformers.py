@@ -58,10 +58,10 @@ from inferscale_memory.errors import (
     PromptError,
     first_line,
 )
-from inferscale_memory.kv.arena import Arena, Rows
+from inferscale_memory.kv.arena import Arena
 from inferscale_memory.kv.key import blob_key, digest_ids
 from inferscale_memory.kv.store import BlobStore, Entry
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator, Rows
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.model_files.fingerprint import model_fingerprint
 from inferscale_memory.model_files.folder import model_folder
@@ -414,7 +414,7 @@ class TransformersEngine(Shared):
         if blobs is None:
             return set()
         with self._blobs_lock:
-            return {key for key in keys if _injectable(blobs.store.get(key), owner)}
+            return {key for key in keys if blobs.store.usable(owner, key) is not None}
 
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
         """Drop those of `keys` that are blobs of `owner`; returns how many. No cached blocks hold `tags`."""
@@ -422,8 +422,7 @@ class TransformersEngine(Shared):
         if blobs is None:
             return 0
         with self._blobs_lock:
-            theirs = [key for key in dict.fromkeys(keys) if _belongs(blobs.store.get(key), owner)]
-            return sum(blobs.store.forget(key) for key in theirs)
+            return blobs.store.forget_of(owner, keys)
 
     def _blobs_held(self) -> _Blobs | None:
         """None where nothing is loaded: then there are none."""
@@ -490,7 +489,7 @@ class TransformersEngine(Shared):
             blobs = _Blobs(
                 layers=AttentionLayers(model, self._shape),
                 arena=Arena(self._shape, rows, self._device),
-                store=BlobStore([RowTier("device", rows)]),
+                store=BlobStore([RowAllocator("device", rows)], public_owner=PUBLIC_OWNER),
             )
         end = end_tokens(model, self.tokenizer)
         vocabulary = self._config.get_text_config().vocab_size
@@ -624,27 +623,18 @@ def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def _verified(store: BlobStore, prompt: Prompt) -> tuple[list[Entry], str | None]:
     """The entries of the leading segments of `prompt` that may be injected, and why not more of them."""
-    entries: list[Entry] = []
-    for number, segment in enumerate(prompt.composition):
-        entry = store.get(segment.key or "")
-        # A blob of somebody else is told apart from a missing one by nobody.
-        if entry is None or not _injectable(entry, prompt.owner):
-            return entries, f"segment {number}: no blob {segment.key} of owner {prompt.owner!r} is at hand"
-        if entry.ids_digest != digest_ids(segment.ids):
-            return (
-                entries,
-                f"segment {number}: blob {segment.key} is of other token ids than the prompt has here",
-            )
-        entries.append(entry)
-    return entries, None
-
-
-def _belongs(entry: Entry | None, owner: str) -> bool:
-    return entry is not None and entry.owner == owner
-
-
-def _injectable(entry: Entry | None, owner: str) -> bool:
-    return _belongs(entry, owner) or _belongs(entry, PUBLIC_OWNER)
+    composition, ids = prompt.composition, prompt.ids
+    segments = [(segment.key or "", len(segment.ids)) for segment in composition]
+    verified = store.verify(prompt.owner, segments, lambda start, stop: digest_ids(ids[start:stop]))
+    number = len(verified.entries)
+    if number == len(composition):
+        return verified.entries, None
+    key = composition[number].key
+    if verified.mismatch:
+        reason = f"blob {key} was made of other token ids than the prompt has here"
+    else:
+        reason = f"no blob {key} of owner {prompt.owner!r} is at hand"
+    return verified.entries, f"segment {number}: {reason}"
 
 
 def _base_of(request: EncodeRequest) -> Prompt:

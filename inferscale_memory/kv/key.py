@@ -1,7 +1,7 @@
 """The address of a blob: a keyed hash of everything its keys and values depend on.
 
-Only the side that really prefilled the ids may compute a key. Two blobs with one key hold the same tensors, so a blob
-is never updated and never invalidated: other content has another key.
+Only the side that prefilled the ids may compute a key. Two blobs with the same key hold the same tensors, so a blob is
+never updated and never becomes invalid: different content has a different key.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def ids_bytes(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
 
 
 def digest_ids(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
-    """16 bytes that stand for a run of token ids: a blob is injected only where the prompt has the same digest."""
+    """A digest of token ids, 16 bytes. A blob is injected only where the prompt's own ids have the same digest."""
     return blake2b(ids_bytes(ids), digest_size=16).digest()
 
 
 def hash_fields(secret: bytes, *fields: bytes) -> str:
-    """Hex BLAKE2b of length-prefixed fields, keyed by `secret` (at most 64 bytes; empty means unkeyed)."""
+    """Hex BLAKE2b of length-prefixed fields, keyed by `secret` (at most 64 bytes; an empty secret means no key)."""
     return _hasher(secret, *fields).hexdigest()
 
 
 def composition_fields(segments: Sequence[tuple[str, int]]) -> tuple[bytes, bytes]:
-    """(key, tokens) of blobs in order, as fields to be hashed: two large ones, because there may be thousands. No key
-    has a zero byte in it."""
+    """(key, tokens) of blobs in order, as two fields to be hashed. There may be thousands of blobs, and one field for
+    each would be slow. Keys contain no zero byte, so their joined form is unambiguous."""
     if not segments:
         return b"", b""
     keys, tokens = zip(*segments, strict=True)
@@ -48,11 +48,11 @@ def blob_key(
     fact_ids: Sequence[int],
     base: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """Key of the blob of `fact_ids`, prefilled after `context_ids`, of one model and one owner: 40 hex digits.
+    """The key of the blob of `fact_ids` prefilled after `context_ids`, for one model and one owner: 40 hex digits.
 
     Args:
-        base: (key, tokens) of the blobs that were injected for the first of `context_ids`. What they hold is in their
-            keys, so what the new one holds is in its own, however deep the pile.
+        base: (key, tokens) of the blobs that were injected for the leading `context_ids`. Their keys are hashed into
+            the new key, so a key names everything that its blob depends on, directly or through other blobs.
     """
     ids = [*context_ids, *fact_ids]
     [key] = blob_keys(secret, fingerprint, owner, ids, [(len(context_ids), len(ids))], base)
@@ -67,8 +67,8 @@ def blob_keys(
     spans: Sequence[tuple[int, int]],
     base: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """The keys of several blobs of one prompt: of `ids[start:stop]`, prefilled after `ids[:start]`, for each of
-    `spans`, which are in order. Every id is hashed once, however many spans there are."""
+    """The keys of several blobs of one prompt: for each of `spans`, in order, the key of `ids[start:stop]` prefilled
+    after `ids[:start]`. Every id is hashed once, however many spans there are."""
     kind = (b"based", *composition_fields(base)) if base else (b"blob",)
     hasher = _hasher(secret, *kind, fingerprint.encode(), owner.encode())
     text, hashed, keys = ids_bytes(ids), 0, []

@@ -1,8 +1,8 @@
-"""Who holds how much of one tier, and whose blob gives way where room is short.
+"""How much of one tier each owner holds, and which blob is evicted when room is short.
 
-Blobs of owners that have been idle for a while go first, the least recently used before all others. Among owners that
-are in use the one that holds most gives way, its least recently used blob first: however much one of them recalls,
-the others keep their share of the tier.
+Blobs of idle owners are evicted first, those of the least recently used owner before all others. Otherwise the owner
+that holds most loses its least recently used blob. So however much one owner recalls, the others keep their share of
+the tier.
 """
 
 from __future__ import annotations
@@ -14,39 +14,37 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 IDLE_S = 600.0
-"""Seconds after which an owner whose blobs nobody used is idle: about as long as somebody thinks between questions."""
+"""Seconds without use after which an owner counts as idle: about the longest time people think between questions."""
 
 
 @dataclass(slots=True)
 class _Share:
-    blobs: OrderedDict[str, int] = field(
-        default_factory=OrderedDict
-    )  # key -> tokens, least recently used first
+    # key -> tokens, least recently used first
+    blobs: OrderedDict[str, int] = field(default_factory=OrderedDict)
     tokens: int = 0
     used: float = 0.0
 
 
 class Shares:
-    """The blobs on one tier by owner. Every operation takes O(log owners), and a step over what is pinned."""
+    """The blobs of one tier by owner. Every operation takes O(log owners), plus one step per pinned blob."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._owners: OrderedDict[str, _Share] = OrderedDict()  # least recently used first
-        self._largest: list[
-            tuple[int, str]
-        ] = []  # a heap of (-tokens, owner), with entries that are out of date
+        # A heap of (-tokens, owner). Entries that are out of date are skipped.
+        self._largest: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
-        """Owners with blobs here."""
+        """How many owners have blobs on this tier."""
         return len(self._owners)
 
     def tokens(self, owner: str) -> int:
-        """Tokens of this owner's blobs here."""
+        """Tokens of this owner's blobs on this tier."""
         share = self._owners.get(owner)
         return share.tokens if share is not None else 0
 
     def add(self, owner: str, key: str, tokens: int) -> None:
-        """A blob stands here now, used just now."""
+        """Enter a blob that is on this tier now. It counts as just used."""
         share = self._owners.setdefault(owner, _Share())
         share.blobs[key] = tokens
         share.tokens += tokens
@@ -54,7 +52,7 @@ class Shares:
         self._rank(owner, share)
 
     def remove(self, owner: str, key: str) -> None:
-        """A blob stands here no more."""
+        """Remove a blob that has left this tier."""
         share = self._owners[owner]
         share.tokens -= share.blobs.pop(key)
         if share.blobs:
@@ -63,14 +61,14 @@ class Shares:
             del self._owners[owner]
 
     def touch(self, owner: str, key: str) -> None:
-        """A blob was used just now, if it stands here."""
+        """Mark a blob as just used, if it is on this tier."""
         share = self._owners.get(owner)
         if share is not None and key in share.blobs:
             share.blobs.move_to_end(key)
             self._use(owner, share)
 
     def victim(self, pinned: Collection[str]) -> str | None:
-        """The key of the blob that gives way first; None when all are pinned."""
+        """The key of the blob to evict first; None when all are pinned."""
         idle = self._clock() - IDLE_S
         for share in self._owners.values():
             if share.used > idle:
@@ -80,7 +78,7 @@ class Shares:
         return self._of_largest(pinned)
 
     def _of_largest(self, pinned: Collection[str]) -> str | None:
-        full: list[tuple[int, str]] = []  # of these everything is pinned
+        full: list[tuple[int, str]] = []  # owners whose blobs are all pinned
         found: str | None = None
         while found is None and self._largest:
             entry = self._largest[0]

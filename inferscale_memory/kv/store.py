@@ -1,20 +1,24 @@
-"""The directory of blobs: which exist, whose they are, on which tiers they lie, and what must be moved.
+"""The directory of blobs: which blobs exist, who owns them, on which tiers they are, and what must be moved.
 
-The store decides and never touches a tensor: it returns `Move`s, which whoever holds the arenas carries out in order.
-That lets it live in vLLM's scheduler while the tensors live in the workers.
+The store decides and never touches a tensor. It returns `Move`s and `Wipe`s, and the holder of the arenas carries them
+out in order. So the store can live in vLLM's scheduler while the tensors live in the workers.
 
 Invariants:
-- A key is in the directory only when its tensors are complete on at least one tier.
-- A copy in a lower tier stays when a blob is promoted, so most evictions move nothing. Where room is short such copies
-  go first: no blob is lost while a tier has room for all that stands on no faster one, and for what is being promoted.
-- What is pinned is neither evicted nor demoted, on any tier, until `unpin_all`.
-- Moves are to be executed in the order of `take_moves`, before anything else of their step, and then its wipes.
-- Rows that are given back are wiped in the next step that is ordered, before anything else is written to them: what a
-  forgotten or evicted blob held is nowhere any more, whoever has its rows next.
+- The directory contains a key only when its tensors are complete on at least one tier.
+- A blob is injected only after `verify`: it belongs to the prompt's owner or to everybody, and it was made of the token
+  ids that the prompt has in its place.
+- Promoting a blob leaves its copy on the lower tier, so most evictions move nothing. When room is short such copies are
+  evicted first: no blob is lost while its tier has room for the blobs that are on no faster tier and for those being
+  promoted.
+- A pinned blob is neither evicted nor demoted, on any tier, until `unpin_all`.
+- Moves are carried out in the order of `take_moves`, before anything else in their step, and wipes right after them.
+- Rows that are given back are wiped in the next step, before anything else is written to them. So the contents of a
+  forgotten or evicted blob do not survive in rows that another blob gets.
 """
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +26,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inferscale_memory.kv.arena import Rows
 from inferscale_memory.kv.shares import Shares
-from inferscale_memory.kv.tier import Tier
+from inferscale_memory.kv.tier import Rows, Tier
 
 
 @dataclass(slots=True)
 class Entry:
-    """One blob in the directory. `rows` maps the number of a tier to the blob's places there."""
+    """One blob in the directory. `rows` maps the number of a tier to the blob's rows there."""
 
     key: str
     owner: str
@@ -40,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy rows of one tier into rows of another. Tiers are numbered from the fastest, 0."""
+    """An order to copy rows of one tier into rows of another. Tiers are numbered from the fastest, 0."""
 
     source: int
     source_rows: Rows
@@ -50,19 +53,39 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """Fill rows of one tier with zeros."""
+    """An order to fill rows of one tier with zeros."""
 
     tier: int
     rows: Rows
 
 
-class BlobStore:
-    """Blobs over tiers, fastest first, each with a budget. Where room is short, `Shares` says who gives way."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The leading blobs of a composition that may be injected. `mismatch`: the next blob was made of other token ids
+    than the prompt has in its place; otherwise it is missing, or there is no next one."""
 
-    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.monotonic) -> None:
+    entries: list[Entry]
+    mismatch: bool = False
+
+
+class BlobStore:
+    """Blobs on several tiers, fastest first, each with a budget. When room is short, `Shares` chooses what to evict.
+
+    Args:
+        public_owner: the owner whose blobs every owner's prompts may use; None when there is no such owner.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        public_owner: str | None = None,
+    ) -> None:
         if not tiers:
             raise ValueError("a blob store needs at least one tier")
         self.tiers = tuple(tiers)
+        self._public_owner = public_owner
         self._entries: dict[str, Entry] = {}
         self._shares = tuple(Shares(clock) for _ in tiers)
         self._copies: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in tiers)
@@ -79,15 +102,57 @@ class BlobStore:
         return key in self._entries
 
     def get(self, key: str) -> Entry | None:
-        """The entry of `key` if its blob is at hand on any tier. Changes nothing."""
+        """The entry of `key`, if its blob is on any tier. Changes nothing."""
         return self._entries.get(key)
 
     def known(self, keys: Iterable[str]) -> list[str]:
-        """Those of `keys` whose blobs are at hand, in order. Changes nothing."""
+        """Those of `keys` whose blobs are on any tier, in order. Changes nothing."""
         return list(filter(self._entries.__contains__, keys))
 
+    # -- what may be injected -----------------------------------------------------------------------------------
+
+    def usable(self, owner: str, key: str) -> Entry | None:
+        """The entry of `key`, if its blob belongs to `owner` or to everybody. Another owner's blob and a missing one
+        look the same. Changes nothing."""
+        entry = self._entries.get(key)
+        return entry if entry is not None and entry.owner in (owner, self._public_owner) else None
+
+    def verify(
+        self,
+        owner: str,
+        segments: Sequence[tuple[str, int]],
+        digest_of: Callable[[int, int], bytes],
+        *,
+        checked: int = 0,
+    ) -> Verified:
+        """The leading blobs of a composition that may be injected into a prompt of `owner`. Changes nothing.
+
+        Args:
+            segments: (key, tokens) of the blobs, in the order of the prompt.
+            digest_of: the digest of the prompt's own token ids at positions [start, stop), made in the same way as the
+                blob's own digest.
+            checked: how many leading segments of this prompt passed before. Their ids are not hashed again, because a
+                key always names the same ids.
+        """
+        entries: list[Entry] = []
+        start = 0
+        for number, (key, tokens) in enumerate(segments):
+            entry = self.usable(owner, key)
+            if entry is None:
+                break
+            stop = start + tokens
+            if number >= checked and (
+                entry.tokens != tokens or not hmac.compare_digest(entry.ids_digest, digest_of(start, stop))
+            ):
+                return Verified(entries, mismatch=True)
+            entries.append(entry)
+            start = stop
+        return Verified(entries)
+
+    # -- what was used, and what must be moved ------------------------------------------------------------------
+
     def touch(self, keys: Iterable[str]) -> None:
-        """Mark as used just now, in order."""
+        """Mark blobs as just used, in order."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is None:
@@ -98,24 +163,24 @@ class BlobStore:
                     self._copies[number].move_to_end(key)
 
     def touch_composition(self, keys: Iterable[str]) -> None:
-        """Mark blobs that are injected behind each other as used just now. The last one gives way first: nothing is
-        injected behind one that is missing."""
+        """Mark blobs that follow each other in a prompt as just used. The last one is evicted first, because a blob can
+        be injected only if all blobs before it are there."""
         self.touch(reversed(list(keys)))
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Keep these where they are until `unpin_all`."""
+        """Keep these blobs where they are until `unpin_all`."""
         self._pinned.update(keys)
 
     def unpin_all(self) -> None:
         self._pinned.clear()
 
     def take_moves(self) -> list[Move]:
-        """Copies to be carried out, in order; each is returned once."""
+        """The moves to carry out, in order. Each is returned once."""
         moves, self._moves = self._moves, []
         return moves
 
     def take_wipes(self) -> list[Wipe]:
-        """Rows to be wiped behind the moves of the same step; each is returned once."""
+        """The rows to wipe after the moves of the same step. Each is returned once."""
         wipes = []
         for number, unwiped in enumerate(self._unwiped):
             if self._given_back[number]:
@@ -128,9 +193,9 @@ class BlobStore:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def reserve(self, tokens: int) -> Rows | None:
-        """Places on the fastest tier for a blob that is about to be written, evicting as needed.
+        """Rows of the fastest tier for a blob that is about to be written; other blobs are evicted as needed.
 
-        They belong to the caller until `commit` or `release`. None when even eviction cannot make room.
+        The rows belong to the caller until `commit` or `release`. None when even eviction cannot make room.
         """
         if not self._make_room(0, tokens):
             return None
@@ -141,11 +206,11 @@ class BlobStore:
         return tokens <= self._room(0)
 
     def release(self, rows: Rows) -> None:
-        """Give back what `reserve` handed out and nobody committed."""
+        """Give back rows that `reserve` handed out and that were not committed."""
         self._give(0, rows)
 
     def commit(self, key: str, owner: str, ids_digest: bytes, rows: Rows) -> Entry:
-        """Enter a blob whose tensors now stand complete in `rows`. A key that is known keeps its first blob."""
+        """Enter a blob whose tensors are complete in `rows`. A key that is already known keeps its first blob."""
         known = self._entries.get(key)
         if known is not None:
             self.release(rows)
@@ -156,7 +221,7 @@ class BlobStore:
         return entry
 
     def forget(self, key: str) -> bool:
-        """Drop a blob from every tier; whether it was there."""
+        """Drop a blob from every tier. Returns whether there was one."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
@@ -165,8 +230,13 @@ class BlobStore:
             self._displace(entry, number)
         return True
 
+    def forget_of(self, owner: str, keys: Iterable[str]) -> int:
+        """Drop those of `keys` that are blobs of `owner`. Returns how many there were."""
+        theirs = [key for key in self.known(keys) if self._entries[key].owner == owner]
+        return sum(map(self.forget, theirs))
+
     def clear(self) -> None:
-        """Drop every blob. What is reserved stays reserved."""
+        """Drop every blob. Reserved rows stay reserved."""
         for key in list(self._entries):
             self.forget(key)
         self._moves.clear()
@@ -174,8 +244,8 @@ class BlobStore:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def promotable(self, entries: Sequence[Entry], beside: int = 0) -> int:
-        """How many of the leading `entries` can stand on the fastest tier at once, with `beside` tokens still to be
-        reserved. Changes nothing."""
+        """How many of the leading `entries` fit on the fastest tier at once, when `beside` more tokens are to be
+        reserved there. Changes nothing."""
         room = self._room(0) - beside
         seen: set[str] = set()
         for count, entry in enumerate(entries):
@@ -188,17 +258,18 @@ class BlobStore:
         return len(entries)
 
     def holds(self, entries: Sequence[Entry], beside: int = 0) -> bool:
-        """Whether all `entries` could stand on the fastest tier at once if nothing were pinned, with `beside` tokens
-        reserved. Changes nothing."""
+        """Whether all `entries` and `beside` reserved tokens would fit on the fastest tier at once if nothing were
+        pinned. Changes nothing."""
         tokens = {entry.key: entry.tokens for entry in entries}
         return sum(tokens.values()) + beside <= self.tiers[0].free + self._stored[0]
 
     def promote(self, entries: Sequence[Entry]) -> bool:
-        """Bring all `entries` to the fastest tier, pin and touch them. False, and nothing moved, if they do not fit."""
+        """Bring all `entries` to the fastest tier, pin and touch them. Returns False, and moves nothing, if they do
+        not fit."""
         if self.promotable(entries) < len(entries):
             return False
         self.pin(entry.key for entry in entries)
-        # Now, so that what is pinned is last to be looked at, and when all have their places.
+        # Touched before, so that a search for something to evict meets pinned blobs last, and again when all are there.
         self.touch_composition(entry.key for entry in entries)
         for entry in entries:
             if 0 not in entry.rows:
@@ -213,16 +284,16 @@ class BlobStore:
         self._copy(entry, min(entry.rows), 0)
 
     def _copy(self, entry: Entry, source: int, target: int) -> None:
-        """Have a blob copied to another tier, where there is room for it."""
+        """Order a copy of a blob on another tier, which has room for it."""
         rows = self.tiers[target].take(entry.tokens)
         assert rows is not None, "there was room"
-        self._unwiped[target][rows] = False  # they are written whole
+        self._unwiped[target][rows] = False  # the move overwrites them
         self._moves.append(Move(source, entry.rows[source], target, rows))
         self._place(entry, target, rows)
 
     def _make_room(self, number: int, tokens: int) -> bool:
-        """Evict from a tier until `tokens` are free: first copies of what stands on a faster one, then as `Shares` has
-        it. False if they cannot be."""
+        """Evict from a tier until `tokens` are free: first copies of blobs that are on a faster tier, then what
+        `Shares` chooses. Returns False if there cannot be so many."""
         if tokens > self._room(number):
             return False
         while self.tiers[number].free < tokens:
@@ -233,7 +304,7 @@ class BlobStore:
         return True
 
     def _room(self, number: int) -> int:
-        """Tokens of a tier that are free, or held by blobs that may be evicted."""
+        """Tokens of a tier that are free or belong to blobs that may be evicted."""
         pinned = sum(
             entry.tokens for key in self._pinned if (entry := self._entries.get(key)) and number in entry.rows
         )
@@ -243,22 +314,22 @@ class BlobStore:
         entry.rows[number] = rows
         self._shares[number].add(entry.owner, entry.key, entry.tokens)
         self._stored[number] += entry.tokens
-        self._tell_copies(entry)
+        self._note_copies(entry)
 
     def _displace(self, entry: Entry, number: int) -> None:
         self._give(number, entry.rows.pop(number))
         self._shares[number].remove(entry.owner, entry.key)
         self._copies[number].pop(entry.key, None)
         self._stored[number] -= entry.tokens
-        self._tell_copies(entry)
+        self._note_copies(entry)
 
     def _give(self, number: int, rows: Rows) -> None:
         self.tiers[number].give(rows)
         self._unwiped[number][rows] = True
         self._given_back[number] = True
 
-    def _tell_copies(self, entry: Entry) -> None:
-        """Which of its places are not the fastest it has."""
+    def _note_copies(self, entry: Entry) -> None:
+        """Note on which tiers a blob is only a copy, because it is on a faster one as well."""
         for number in entry.rows:
             if number > min(entry.rows):
                 self._copies[number].setdefault(entry.key)
@@ -266,7 +337,7 @@ class BlobStore:
                 self._copies[number].pop(entry.key, None)
 
     def _evict(self, number: int, entry: Entry) -> None:
-        """Drop a blob's copy on one tier, keeping it on the next where there is no other copy and there is room."""
+        """Drop a blob from one tier. If that was its only copy, move it to the next tier if there is room."""
         below = number + 1
         if len(entry.rows) == 1 and below < len(self.tiers) and self._make_room(below, entry.tokens):
             self._copy(entry, number, below)

@@ -1,47 +1,49 @@
-"""One level of the blob store, as the store sees it: room that can be taken and given back."""
+"""One tier of the blob store, as the store sees it: rows that can be taken and given back."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inferscale_memory.kv.arena import Rows
+Rows = NDArray[np.int64]
+"""Row numbers of one tier, [tokens]: where each token of a blob is kept."""
 
 
 class Tier(Protocol):
-    """Room for blobs. A tier keeps no directory; it only hands out places.
+    """Room for blobs. A tier keeps no directory; it only hands out rows.
 
-    `device` and `host` are `RowTier`s. A disk or shared tier hands out places of its own kind by the same two calls.
+    The device and the host tier are `RowAllocator`s.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def capacity(self) -> int:
-        """Tokens in all."""
+        """Tokens that fit into the empty tier."""
         ...
 
     @property
     def free(self) -> int:
-        """Tokens not handed out."""
+        """Tokens that are not handed out."""
         ...
 
     def take(self, tokens: int) -> Rows | None:
-        """Places for `tokens` tokens, or None when there are not that many."""
+        """Rows for `tokens` tokens, or None when fewer are free."""
         ...
 
     def give(self, rows: Rows) -> None:
-        """Take back what `take` handed out.
+        """Take back rows that `take` handed out.
 
         Raises:
-            ValueError: some of it is not out. Taken back twice, it would be handed to two blobs.
+            ValueError: some of the rows are not handed out. The tier would later hand them to two blobs.
         """
         ...
 
 
-class RowTier:
-    """Rows of an arena. Any free row serves any token, so room never fragments."""
+class RowAllocator:
+    """Hands out the rows of an arena. Any free row fits any token, so the arena never fragments."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self._name = name
@@ -73,7 +75,7 @@ class RowTier:
         distinct = np.unique(rows)
         inside = not len(rows) or (distinct[0] >= 0 and distinct[-1] < self.capacity)
         if not inside or len(distinct) < len(rows) or not self._out[distinct].all():
-            raise ValueError(f"tier {self.name}: rows given back that were not taken")
+            raise ValueError(f"tier {self.name}: rows were given back that are not handed out")
         self._out[rows] = False
         self._stack[self._free : self._free + len(rows)] = rows
         self._free += len(rows)

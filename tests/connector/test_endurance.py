@@ -18,7 +18,8 @@ from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome
 from inferscale_memory.connector.receipts import MOST
 from inferscale_memory.connector.scheduler import SchedulerSide
 from inferscale_memory.kv.store import BlobStore
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator
+from inferscale_memory.prompt.segments import PUBLIC_OWNER
 
 OPERATIONS = 50_000
 BLOCK, CACHED = 16, 500
@@ -51,7 +52,9 @@ class Traffic:
     """Ever new owners, facts, questions, receipts, nonces and tags; some requests are aborted or fail."""
 
     def __init__(self, seed: int) -> None:
-        store = BlobStore([RowTier("device", 2000), RowTier("host", 4000)])
+        store = BlobStore(
+            [RowAllocator("device", 2000), RowAllocator("host", 4000)], public_owner=PUBLIC_OWNER
+        )
         self.side = SchedulerSide(
             secret=SECRET, fingerprint="m", block_size=BLOCK, store=store, unsupported=None, ahead=True
         )

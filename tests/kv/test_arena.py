@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from inferscale_memory.kv.arena import Arena, Rows, Shape
+from inferscale_memory.kv.arena import Arena, Shape
+from inferscale_memory.kv.tier import Rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -7,7 +7,7 @@ import time
 
 from inferscale_memory.kv.shares import IDLE_S, Shares
 from inferscale_memory.kv.store import BlobStore
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator
 
 
 class Clock:
@@ -72,7 +72,7 @@ def test_thousands_of_owners_are_no_slower_than_a_few() -> None:
     """Time of this thread, for making room once for each blob that is added."""
 
     def seconds(owners: int) -> float:
-        store = BlobStore([RowTier("device", 4 * owners)])
+        store = BlobStore([RowAllocator("device", 4 * owners)])
         for n in range(4 * owners):
             rows = store.reserve(1)
             assert rows is not None
@@ -101,7 +101,7 @@ def put(store: BlobStore, owner: str, name: str, tokens: int) -> None:
 
 def test_however_much_one_owner_stores_and_recalls_the_others_keep_what_is_less_than_its_own() -> None:
     """On both tiers: the one that floods takes from nobody but itself."""
-    store = BlobStore([RowTier("device", 300), RowTier("host", 600)])
+    store = BlobStore([RowAllocator("device", 300), RowAllocator("host", 600)])
     for owner in ("ada", "ben"):
         for n in range(4):
             put(store, owner, str(n), 20)
@@ -117,7 +117,7 @@ def test_however_much_one_owner_stores_and_recalls_the_others_keep_what_is_less_
 
 
 def test_an_owner_that_comes_later_gets_its_share_of_what_another_has_filled() -> None:
-    store = BlobStore([RowTier("device", 300)])
+    store = BlobStore([RowAllocator("device", 300)])
     for n in range(30):
         put(store, "first", str(n), 10)
     for n in range(15):

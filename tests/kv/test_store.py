@@ -1,4 +1,4 @@
-"""The store decides where blobs lie; arenas that obey it hold what it says they hold."""
+"""The store decides where blobs are kept, and arenas that carry out its decisions hold what it says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from inferscale_memory.kv.arena import Arena, Rows, Shape
+from inferscale_memory.kv.arena import Arena, Shape
 from inferscale_memory.kv.store import BlobStore, Entry
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator, Rows
 
 SHAPE = Shape(layers=1, kv_heads=1, head_dim=1, dtype=torch.float32)
 
@@ -26,11 +26,11 @@ def one_thread() -> Iterator[None]:
 
 
 class Shelves:
-    """A store, and the arenas that do what it decides. Every row of a blob holds the blob's number."""
+    """A store, and arenas that carry out what it decides. Every row of a blob holds the blob's number."""
 
     def __init__(self, *capacities: int) -> None:
         names = ("device", "host", "disk")
-        self.store = BlobStore([RowTier(n, c) for n, c in zip(names, capacities, strict=False)])
+        self.store = BlobStore([RowAllocator(n, c) for n, c in zip(names, capacities, strict=False)])
         self.arenas = [Arena(SHAPE, capacity) for capacity in capacities]
         for arena in self.arenas:
             arena.wipe(np.arange(arena.rows))
@@ -170,6 +170,88 @@ def test_committing_a_known_key_counts_as_using_it(two: Shelves) -> None:
     assert two.on_device() == {"1", "3"}
 
 
+# -- what may be injected -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def owned() -> BlobStore:
+    """A public blob, three of alice and one of bob, of ten tokens each. A blob's digest is its name."""
+    store = BlobStore([RowAllocator("device", 100)], public_owner="public")
+    for key in ("public 0", "alice 1", "alice 2", "alice 3", "bob 4"):
+        rows = store.reserve(10)
+        assert rows is not None
+        store.commit(key, key.split()[0], key.encode(), rows)
+    return store
+
+
+def verified(
+    store: BlobStore, owner: str, keys: Sequence[str], ids: Sequence[str], **options: int
+) -> list[str]:
+    """The keys that `verify` lets into a prompt whose ids have these digests."""
+    segments = [(key, 10) for key in keys]
+    found = store.verify(owner, segments, lambda start, stop: ids[start // 10].encode(), **options)
+    return [entry.key for entry in found.entries]
+
+
+def test_a_prompt_may_use_blobs_of_its_owner_and_of_the_public_owner(owned: BlobStore) -> None:
+    keys = ["public 0", "alice 1", "alice 2"]
+    assert verified(owned, "alice", keys, keys) == keys
+    assert [owned.usable("alice", key) is not None for key in (*keys, "bob 4")] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("key", ["bob 4", "unknown"])
+def test_a_prompt_is_verified_up_to_a_blob_that_is_missing_or_of_another_owner(
+    owned: BlobStore, key: str
+) -> None:
+    keys = ["alice 1", key, "alice 2"]
+    found = owned.verify("alice", [(key, 10) for key in keys], lambda start, _: keys[start // 10].encode())
+    assert [entry.key for entry in found.entries] == ["alice 1"]
+    assert not found.mismatch, "nobody can tell another owner's blob from a missing one"
+
+
+def test_a_prompt_is_verified_up_to_a_blob_of_other_token_ids(owned: BlobStore) -> None:
+    keys = ["alice 1", "alice 2", "alice 3"]
+    ids = ["alice 1", "other", "alice 3"]
+    found = owned.verify("alice", [(key, 10) for key in keys], lambda start, _: ids[start // 10].encode())
+    assert ([entry.key for entry in found.entries], found.mismatch) == (["alice 1"], True)
+
+
+def test_a_blob_of_another_length_is_a_mismatch(owned: BlobStore) -> None:
+    found = owned.verify(
+        "alice", [("alice 1", 10), ("alice 2", 9)], lambda start, _: [b"alice 1", b"alice 2"][start // 10]
+    )
+    assert (len(found.entries), found.mismatch) == (1, True)
+
+
+def test_segments_that_passed_before_are_not_hashed_again(owned: BlobStore) -> None:
+    keys, hashed = ["alice 1", "alice 2", "alice 3"], []
+
+    def digest_of(start: int, stop: int) -> bytes:
+        hashed.append((start, stop))
+        return keys[start // 10].encode()
+
+    assert len(owned.verify("alice", [(key, 10) for key in keys], digest_of, checked=2).entries) == 3
+    assert hashed == [(20, 30)]
+
+
+def test_segments_that_passed_before_still_need_their_blobs(owned: BlobStore) -> None:
+    owned.forget("alice 1")
+    assert verified(owned, "alice", ["alice 1", "alice 2"], ["alice 1", "alice 2"], checked=2) == []
+
+
+def test_without_a_public_owner_a_prompt_may_use_blobs_of_its_owner_alone() -> None:
+    store = BlobStore([RowAllocator("device", 10)])
+    rows = store.reserve(10)
+    assert rows is not None
+    store.commit("key", "public", b"", rows)
+    assert store.usable("alice", "key") is None
+
+
+def test_an_owner_forgets_only_its_own_blobs(owned: BlobStore) -> None:
+    assert owned.forget_of("alice", ["public 0", "bob 4", "unknown", "alice 1", "alice 2", "alice 1"]) == 2
+    assert len(owned) == 3
+
+
 # -- eviction -----------------------------------------------------------------------------------------------
 
 
@@ -209,7 +291,7 @@ def test_when_the_host_is_full_its_least_recently_used_blob_is_gone(two: Shelves
 
 
 def test_on_the_host_copies_of_what_the_device_holds_go_first() -> None:
-    """Not the blobs that nobody has asked for yet, which are nowhere else."""
+    """Blobs that nobody has asked for yet are only on the host, so they stay."""
     shelves = Shelves(30, 50)
     names = [str(number) for number in range(13)]
     for name in names:
@@ -271,7 +353,7 @@ def test_a_blob_that_was_demoted_and_promoted_holds_what_was_written(two: Shelve
 
 
 def test_a_blob_evicted_and_brought_back_in_one_step_holds_what_was_written(two: Shelves) -> None:
-    """Its rows on the device go to another blob in between: the order of the moves is all that saves it."""
+    """Its rows on the device go to another blob in between, so the moves must be carried out in order."""
     for name in "123":
         two.put(name, 10)
     rows = two.store.reserve(10)  # evicts 1 ...

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from inferscale_memory.kv.arena import Rows
-from inferscale_memory.kv.tier import RowTier
+from inferscale_memory.kv.tier import RowAllocator, Rows
 
 
 def rows(*numbers: int) -> Rows:
@@ -16,20 +15,20 @@ def rows(*numbers: int) -> Rows:
 
 
 def test_a_tier_hands_out_every_row_once() -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     taken = [tier.take(3), tier.take(7)]
     assert sorted(np.concatenate(taken).tolist()) == list(range(10))  # type: ignore[arg-type]
     assert (tier.free, tier.capacity, tier.name) == (0, 10, "device")
 
 
 def test_a_tier_without_room_hands_out_nothing() -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     assert tier.take(11) is None
     assert tier.free == 10
 
 
 def test_nothing_at_all_can_be_taken_and_given() -> None:
-    tier = RowTier("device", 0)
+    tier = RowAllocator("device", 0)
     nothing = tier.take(0)
     assert nothing is not None
     assert len(nothing) == 0
@@ -38,7 +37,7 @@ def test_nothing_at_all_can_be_taken_and_given() -> None:
 
 
 def test_what_was_handed_out_does_not_change_when_more_is_taken() -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     first = tier.take(4)
     assert first is not None
     before = first.copy()
@@ -48,7 +47,7 @@ def test_what_was_handed_out_does_not_change_when_more_is_taken() -> None:
 
 
 def test_rows_given_back_are_handed_out_again() -> None:
-    tier = RowTier("device", 4)
+    tier = RowAllocator("device", 4)
     first = tier.take(4)
     assert first is not None
     tier.give(first[1:3])
@@ -57,7 +56,7 @@ def test_rows_given_back_are_handed_out_again() -> None:
 
 
 def test_rows_given_back_twice_are_refused_while_others_are_out() -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     first, _second = tier.take(3), tier.take(3)
     assert first is not None
     tier.give(first)
@@ -67,7 +66,7 @@ def test_rows_given_back_twice_are_refused_while_others_are_out() -> None:
 
 
 def test_a_row_given_back_twice_at_once_is_refused() -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     taken = tier.take(3)
     assert taken is not None
     with pytest.raises(ValueError):
@@ -77,20 +76,20 @@ def test_a_row_given_back_twice_at_once_is_refused() -> None:
 
 @pytest.mark.parametrize("stray", [-1, 10, 99])
 def test_rows_of_another_arena_are_refused(stray: int) -> None:
-    tier = RowTier("device", 10)
+    tier = RowAllocator("device", 10)
     tier.take(10)
     with pytest.raises(ValueError):
         tier.give(rows(stray))
 
 
 def test_more_rows_than_the_tier_has_are_refused() -> None:
-    tier = RowTier("device", 3)
+    tier = RowAllocator("device", 3)
     with pytest.raises(ValueError):
         tier.give(rows(0, 1, 2, 3))
 
 
 def test_over_thousands_of_takes_and_gives_no_row_is_out_twice() -> None:
-    draw, tier, out = random.Random(3), RowTier("device", 40), []
+    draw, tier, out = random.Random(3), RowAllocator("device", 40), []
     for _ in range(5_000):
         if out and draw.random() < 0.5:
             tier.give(out.pop(draw.randrange(len(out))))
