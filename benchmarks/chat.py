@@ -21,9 +21,10 @@ from typing import Any
 from benchmarks.place import Place, about, add_arguments, opened
 from benchmarks.reporting import medians, ratio, spread, table, write
 from inferscale_memory.commands.demo.conversations import User
-from inferscale_memory.commands.demo.remembering import bar, remember
+from inferscale_memory.commands.demo.remembering import remember
 from inferscale_memory.engine.base import Completion, SamplingOptions
 from inferscale_memory.errors import EngineError
+from inferscale_memory.progress import bar
 from inferscale_memory.prompt import Prompt, PromptTemplate, Segment
 
 TOOLS = (

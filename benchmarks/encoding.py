@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.costs import prefill_seconds
 from benchmarks.place import Place, about, add_arguments, opened
 from benchmarks.reporting import spread, table, write
-from inferscale_memory.commands.demo.remembering import bar
 from inferscale_memory.errors import EngineError
+from inferscale_memory.progress import bar
 
 
 def main(argv: Sequence[str] = ()) -> int:

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.crowd import Crowd, Loop, Member, members
 from benchmarks.place import Place, about, add_arguments, opened
 from benchmarks.reporting import medians, percentiles, ratio, spread, table, write
-from inferscale_memory.commands.demo.remembering import bar
 from inferscale_memory.errors import EngineError
+from inferscale_memory.progress import bar
 
 PATHS = ("text", "injected", "hit", "none")
 _RATIOS = (("injected", "text"), ("injected", "hit"), ("injected", "none"))

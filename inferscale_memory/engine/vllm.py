@@ -43,6 +43,7 @@ from inferscale_memory.errors import (
 )
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
 from inferscale_memory.model_files.folder import model_folder
+from inferscale_memory.progress import steps
 from inferscale_memory.prompt.calls import CallReader
 from inferscale_memory.prompt.segments import Prompt
 from inferscale_memory.sharing import Shared
@@ -560,14 +561,11 @@ def _main_module_hidden() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """A spinner while something long goes on; one line where nobody watches."""
+    """Progress while something long goes on, and how long it took."""
     from rich.console import Console
 
     console = Console(stderr=True)
     began = time.perf_counter()
-    if console.is_terminal:
-        with console.status(f"{what} ..."):
-            yield
-    else:
+    with steps(what):
         yield
     console.print(f"{what}: {time.perf_counter() - began:.0f} s", style="dim", highlight=False)

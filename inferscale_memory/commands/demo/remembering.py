@@ -1,13 +1,13 @@
-"""A conversation becomes memories, with a bar that shows how far it is."""
+"""A conversation becomes memories, with its progress on stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 from inferscale_memory.commands.demo.conversations import Question, Session, User
+from inferscale_memory.progress import bar
 
 
 def messages(session: Session) -> list[dict[str, str]]:
@@ -46,15 +46,3 @@ def alternating(users: Sequence[User]) -> list[tuple[User, Question]]:
     """Every user's questions, one of each user in turn."""
     columns = [[(user, question) for question in user.questions] for user in users]
     return [pair for row in zip_longest(*columns) for pair in row if pair is not None]
-
-
-@contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; calling it moves it on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count=1: progress.advance(task, count)

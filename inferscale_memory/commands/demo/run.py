@@ -15,8 +15,9 @@ from typing import Any
 
 from inferscale_memory.commands.demo.conversations import load
 from inferscale_memory.commands.demo.copying import PlainCopy, row_bytes
-from inferscale_memory.commands.demo.remembering import alternating, bar, remember
+from inferscale_memory.commands.demo.remembering import alternating, remember
 from inferscale_memory.errors import ConfigurationError
+from inferscale_memory.progress import bar
 
 
 def main(argv: Sequence[str] = ()) -> int:

@@ -14,16 +14,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-from inferscale_memory.commands.migrate.copy import Counts, Step, copy
+from inferscale_memory.commands.migrate.copy import Counts, copy
 from inferscale_memory.commands.migrate.reembed import Reembedded
 from inferscale_memory.commands.migrate.source import Source
 from inferscale_memory.errors import ConfigurationError, InferScaleError, MigrationError, first_line
 from inferscale_memory.facts.scope import Scope
 from inferscale_memory.memory import Memory
 from inferscale_memory.memory.config import Settings
+from inferscale_memory.progress import bar
 
 T = TypeVar("T")
 BATCH = 256
@@ -46,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         if options.dry_run:
             return _counted(source)
         _opened(options.target, lambda: _refuse_the_same(source, here))
-        with _open(options.target, here) as memory, _progress(sum(1 for _ in source.facts())) as step:
+        with _open(options.target, here) as memory, bar("Migrating", sum(1 for _ in source.facts())) as step:
             try:
                 counts = copy(source, memory, batch=options.batch, step=step)
             except InferScaleError:
@@ -65,7 +63,7 @@ def _reembed(path: Path, batch: int, *, dry: bool) -> int:
     if dry:
         print(f"{total} vectors of facts and entities. Nothing was written.")
         return _unless_empty(total)
-    with _progress(total, "Embedding") as step:
+    with bar("Embedding", total) as step:
         try:
             done, model = work.run(batch=batch, step=step)
         except InferScaleError:
@@ -202,12 +200,3 @@ def _open(path: Path, target: Mapping[str, Any]) -> Iterator[Memory]:
         if memory._settings is not None:
             memory._settings.engine.eager = False
         yield memory
-
-
-@contextmanager
-def _progress(total: int, what: str = "Migrating") -> Iterator[Step]:
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.advance(task, done)
