@@ -62,12 +62,12 @@ class Nearest:
             )
             return []
         living = [str(row.id) for row in rows_of(found) if not is_expired(row.payload or {})]
-        places = self._journal.places([fact.fact, *living])
+        places = self._journal.facts.places([fact.fact, *living])
         own = places.pop(fact.fact, None)
         if own is None:  # forgotten meanwhile
             return []
         earlier = [name for name in dict.fromkeys(living) if places.get(name, own) < own and name not in out]
-        known = self._journal.facts(earlier)
+        known = self._journal.facts.get(earlier)
         inside = [
             known[name]
             for name in earlier

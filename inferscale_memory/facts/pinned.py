@@ -66,7 +66,7 @@ class Pinned:
             )
             return [], False
         names = [str(row.id) for row in rows if self._marked(row.payload or {})]
-        known = self._journal.facts(names)
+        known = self._journal.facts.get(names)
         inside = [
             name
             for name, other in known.items()
@@ -75,7 +75,7 @@ class Pinned:
         first = [other.fact for other in facts_once([known[name] for name in self._first(inside)])[0]]
         if fact.fact in first:
             return [known[name] for name in first[: first.index(fact.fact)]], True
-        places = self._journal.places([fact.fact, *first])
+        places = self._journal.facts.places([fact.fact, *first])
         own = places.get(fact.fact, 0)  # 0: forgotten meanwhile
         return [known[name] for name in first if places.get(name, own) < own], False
 
@@ -85,7 +85,7 @@ class Pinned:
 
     def _first(self, names: Sequence[str]) -> list[str]:
         """Those that stand, in the order written."""
-        places = self._journal.places(names)
+        places = self._journal.facts.places(names)
         written = sorted(names, key=lambda name: (places.get(name, 0), name))
         if len(written) > MOST:
             _log.warning("%d memories of one scope are pinned: the first %d stand", len(written), MOST)

@@ -44,7 +44,7 @@ class Whole:
         if len(listed) >= self.most_rows:
             return None
         living = [row for row in listed if not is_expired(payload_of(row))]
-        places = self._journal.places(str(row["id"]) for row in living)
+        places = self._journal.facts.places(str(row["id"]) for row in living)
         written = lines_once(
             sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
         )
@@ -59,7 +59,7 @@ class Whole:
         if not self.budget:
             return None
         scope = Scope.read(fact.scope)
-        earlier = self._journal.facts_before(
+        earlier = self._journal.facts.before(
             fact.fact, lambda key: scope.covers(Scope.read(key)), self.most_rows
         )
         if earlier is None:

@@ -32,7 +32,7 @@ _TELLING = 3
 """Words that make a turn one that is said once; a shorter one, as "yes", is in everything."""
 
 
-class Past:
+class HistoryFile:
     """The file, through mem0's own connection. Where an app or a test has put something else in its place, there
     is nothing to be done."""
 

@@ -16,7 +16,7 @@ from inferscale_memory.storage.scrub import scrub
 _LIVING = "SELECT 1 FROM points WHERE instr(point, CAST(:text AS BLOB)) LIMIT 1"
 
 
-class Leftovers:
+class QdrantFiles:
     """The files of one memory's stores. The entities lie in the same client."""
 
     def __init__(self, store: Callable[[], Any], lock: AbstractContextManager[None]) -> None:

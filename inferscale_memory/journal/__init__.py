@@ -1,10 +1,10 @@
-"""What was said, in order, and which blob stands for which fact. Knows nobody: no engine, no mem0, no
-prompt."""
+"""What was said, in order, and which blob belongs to which fact. This room knows no engine, no mem0 and no prompt."""
 
-from inferscale_memory.journal.failed import FailedAdd
-from inferscale_memory.journal.journal import SESSION_GAP, Forgotten, Journal
-from inferscale_memory.journal.owed import Owed
+from inferscale_memory.journal.failed_adds import FailedAdd
+from inferscale_memory.journal.journal import Forgotten, Journal
+from inferscale_memory.journal.pending_forgets import PendingForget
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
+from inferscale_memory.journal.turns import SESSION_GAP
 
 __all__ = [
     "SESSION_GAP",
@@ -16,6 +16,6 @@ __all__ = [
     "Journal",
     "LedgerEntry",
     "NewTurn",
-    "Owed",
+    "PendingForget",
     "Turn",
 ]

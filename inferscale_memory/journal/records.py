@@ -11,6 +11,19 @@ def instant(when: datetime) -> str:
     return when.astimezone(UTC).isoformat(timespec="microseconds")
 
 
+def to_iso(when: datetime | None) -> str | None:
+    """A time as the journal stores it."""
+    return None if when is None else when.isoformat()
+
+
+def from_iso(text: str | None) -> datetime | None:
+    """The reverse of `to_iso`; None also for a damaged text."""
+    try:
+        return None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class NewTurn:
     """One message about to be logged.

@@ -87,7 +87,7 @@ async def _again(kind: Kind, memory: Any, core: Core, number: int) -> tuple[list
         call = await kind.wait.call(failed.get, number) if mine else None
         if call is None:  # somebody else makes it again, or has
             return [], None
-        turns = await kind.wait.call(core.journal.turns, call.turns)
+        turns = await kind.wait.call(core.journal.turns.get, call.turns)
         saying = core.writes.saying(Scope.of(call.ids), (), turns)
         options = options_again(call, turns)
         try:

@@ -50,7 +50,7 @@ def audited(core: Core, files: Sequence[Path], text: str) -> Audit:
     """`text` has words in it."""
     found = search_files(files, spellings(text.strip()))
     places = tuple(Place(file, offset) for file, offset in found)
-    return Audit(places, tuple(core.blobs_saying(text.strip())), core.telling.pending)
+    return Audit(places, tuple(core.blobs_saying(text.strip())), core.outbox.pending)
 
 
 def files_of(folder: Path, mem0: Any) -> list[Path]:

@@ -25,7 +25,7 @@ from inferscale_memory.extraction.engine_llm import EngineLLM
 from inferscale_memory.extraction.recording_llm import heard
 from inferscale_memory.facts.filters import conjunction
 from inferscale_memory.facts.scope import Scope
-from inferscale_memory.forget.history import Past
+from inferscale_memory.forget.history import HistoryFile
 from inferscale_memory.journal import FailedAdd
 from inferscale_memory.lifetime import leave_behind, renew_after_fork
 from inferscale_memory.memory import operations
@@ -156,7 +156,7 @@ class Face(Shared, Generic[Session]):
         core = core_of(self)
         if core is not None:
             core.fill_history(manager)
-            Past.guard(manager)
+            HistoryFile.guard(manager)
         self.__dict__["db"] = manager
 
     @property

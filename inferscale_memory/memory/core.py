@@ -25,9 +25,9 @@ from inferscale_memory.facts.whole import Whole
 from inferscale_memory.forget.disk_reserve import Reserve
 from inferscale_memory.forget.entities import Entities
 from inferscale_memory.forget.forget import Forgetting
-from inferscale_memory.forget.history import Past, deletion
-from inferscale_memory.forget.outbox import Telling
-from inferscale_memory.forget.qdrant_files import Leftovers
+from inferscale_memory.forget.history import HistoryFile, deletion
+from inferscale_memory.forget.outbox import Outbox
+from inferscale_memory.forget.qdrant_files import QdrantFiles
 from inferscale_memory.journal import NewTurn
 from inferscale_memory.mem0_adapter.faiss_store import mended
 from inferscale_memory.mem0_adapter.rows import MOST, ids_in, rows_of
@@ -81,10 +81,10 @@ class Core:
         self.opening_entities = RLock()
         self._stores = stores
         self._store_lock = StoreLock()
-        self.past = Past(lambda: getattr(stores, "db", None))
+        self.history = HistoryFile(lambda: getattr(stores, "db", None))
         self.entities = Entities(lambda: stores.entity_store)
         at_hand = AtHand()
-        self.telling = Telling(self.journal, self.engine, at_hand)
+        self.outbox = Outbox(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
         self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.whole)
         self.pinned = Pinned(self.journal, lambda: stores.vector_store, self.injection.pinned)
@@ -104,21 +104,21 @@ class Core:
             neighbours=neighbours if self.injection.in_company else None,
             check=self._check,
             expire=lambda: self.writes.expire(),
-            forget=self.telling.forget,
+            forget=self.outbox.send,
         )
-        self.answers = Answers(self.engine, at_hand, self.gone, self.telling.forget)
+        self.answers = Answers(self.engine, at_hand, self.gone, self.outbox.send)
         self.recall = Recall(
             self.journal, self.engine, self.encoder, at_hand, preambles, self.injection, self.held
         )
         forgetting = Forgetting(
             self.journal,
-            self.past,
+            self.history,
             self.entities,
-            Leftovers(lambda: stores.vector_store, self._store_lock),
+            QdrantFiles(lambda: stores.vector_store, self._store_lock),
             self.held,
             self.recall.forget_lines,
         )
-        self.writes = WritePath(self.journal, self.telling, self.encoder, forgetting)
+        self.writes = WritePath(self.journal, self.outbox, self.encoder, forgetting)
 
     def check_embedder(self, store: Any) -> None:
         """Raises StoreError where the vectors of `store` are another model's."""
@@ -126,12 +126,12 @@ class Core:
 
     def mirror_facts(self, store: Any) -> Any:
         """The fact store as mem0 is to see it."""
-        Leftovers.guard(store)
+        QdrantFiles.guard(store)
         return mirrored(mended(store), self._store_lock, self.writes)
 
     def guard_entities(self, store: Any) -> Any:
         """The entity store as mem0 is to see it."""
-        Leftovers.guard(store)
+        QdrantFiles.guard(store)
         return mirrored(mended(store), self._store_lock, None)
 
     def fill_history(self, manager: Any) -> None:
@@ -156,7 +156,7 @@ class Core:
 
     def recover(self) -> None:
         """Finish what a crash has cut off, put away what has expired meanwhile, and say what is missing."""
-        self.telling.start()
+        self.outbox.start()
         store = self._stores.vector_store
         if self.read_only:
             _log.warning(
@@ -166,7 +166,7 @@ class Core:
             )
         else:
             with self.reserve.given():
-                Recovery(self.journal, self.writes, self.past, self.entities, store).run()
+                Recovery(self.journal, self.writes, self.history, self.entities, store).run()
         check_losses(store, self.journal)
         self.writes.expire(resumed=True)
 
@@ -180,7 +180,7 @@ class Core:
         store = self._stores.vector_store
         rows = [(str(row.id), row.payload or {}) for row in self._rows(scope)]
         # Those that are damaged or lost are listed by nobody, and are forgotten with the others.
-        known = self.journal.facts_within(lambda key: scope.covers(Scope.read(key)))
+        known = self.journal.facts.in_scopes(lambda key: scope.covers(Scope.read(key)))
         names = list(dict.fromkeys([*(name for name, _ in rows), *known]))
         if not names:
             return
@@ -198,8 +198,8 @@ class Core:
                 if self.held(name) is not None:
                     self._stores.vector_store.delete(vector_id=name)
             if not said_before:
-                self.journal.redact_turns(turn.number for turn in batch.turns)
-            self.journal.finish(batch.begun)
+                self.journal.turns.redact(turn.number for turn in batch.turns)
+            self.journal.intents.finish(batch.begun)
 
     def _rows(self, scope: Scope) -> list[Any]:
         return rows_of(self._stores.vector_store.list(filters=scope.ids or None, top_k=MOST))
@@ -214,13 +214,13 @@ class Core:
         if engine is None:
             return []
         keys: dict[str, list[str]] = {}
-        for entry in self.journal.blobs_saying(text):
+        for entry in self.journal.ledger.saying(text):
             keys.setdefault(entry.owner, []).append(entry.key)
         return [key for owner, theirs in keys.items() for key in sorted(engine.at_hand(owner, theirs))]
 
     def wordings(self, ids: Sequence[str]) -> dict[str, str]:
         """Id -> digest of the line it has now, of those that exist."""
-        return {name: fact_words(fact).digest for name, fact in self.journal.facts(ids).items()}
+        return {name: fact_words(fact).digest for name, fact in self.journal.facts.get(ids).items()}
 
     def gone(self, shown: Sequence[Shown]) -> list[Shown]:
         """Those of these memories that were forgotten or reworded since they were put into a prompt."""

@@ -111,7 +111,7 @@ def _settle_history(settings: Settings, files: StoreFiles, why: str) -> Path | N
 
 def check_losses(store: Any, journal: Journal) -> None:
     """Say what the journal has acknowledged and the store does not hold, and the other way round."""
-    known, file = journal.count(), fact_file(store)
+    known, file = journal.facts.count(), fact_file(store)
     if file is None:
         if known and not _lists_any(store):
             _log.warning(
@@ -134,7 +134,7 @@ def check_losses(store: Any, journal: Journal) -> None:
         return
     if known > _FEW and held >= known:
         return
-    ids = journal.all_facts()
+    ids = journal.facts.all_ids()
     missing = [name for name, there in zip(ids, file.holds(ids), strict=True) if not there]
     if missing:
         _log.warning(

@@ -200,7 +200,7 @@ async def expire(kind: Kind, memory: Any) -> int:
 async def flush(kind: Kind, memory: Any, progress: Progress | None, timeout: float | None) -> None:
     core = behind(memory)
     await kind.wait.call(core.writes.expire)
-    await kind.wait.call(core.telling.again)
+    await kind.wait.call(core.outbox.retry)
     await kind.wait.call(core.encoder.flush, progress, timeout)
 
 

@@ -17,7 +17,7 @@ from inferscale_memory.engine.known_blobs import AtHand
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.engine.runner import Threads, Waiting
 from inferscale_memory.facts.scope import fact_tag
-from inferscale_memory.journal import Owed
+from inferscale_memory.journal import PendingForget
 from inferscale_memory.prompt import Prompt, Said
 from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk, Shown, Timings
 from inferscale_memory.recall.tool_calling import Calling
@@ -57,7 +57,7 @@ class Answers:
         engine: LazyEngine,
         at_hand: AtHand,
         gone: Callable[[Sequence[Shown]], Sequence[Shown]] = lambda shown: (),
-        forget: Callable[[Sequence[Owed]], None] = lambda wanted: None,
+        forget: Callable[[Sequence[PendingForget]], None] = lambda wanted: None,
     ) -> None:
         """`gone` says which memories are no longer what they were, `forget` tells the engine what to forget."""
         self._engine = engine
@@ -126,7 +126,7 @@ class Answers:
             return
         tags = tuple(memory.tag for memory in gone)
         try:
-            self._forget([Owed(prepared.prompt.owner, (), tags)])
+            self._forget([PendingForget(prepared.prompt.owner, (), tags)])
         except sqlite3.Error as error:  # an answer is not lost for it
             _log.warning("the engine could not be told once more to forget %d memories: %s", len(tags), error)
 

@@ -25,7 +25,7 @@ def arranged(ranked: Sequence[Found], order: str, journal: Journal) -> list[Foun
     behind = [memory for memory in ranked if not memory.pinned]
     as_said = order != BEST_LAST and not all(memory.whole for memory in behind)
     if as_said:
-        places = journal.places(memory.recalled.id for memory in behind)
+        places = journal.facts.places(memory.recalled.id for memory in behind)
         chronological = sorted(
             behind, key=lambda memory: (_moment(memory.words), places.get(memory.recalled.id, 0))
         )
@@ -35,7 +35,7 @@ def arranged(ranked: Sequence[Found], order: str, journal: Journal) -> list[Foun
 
 def _by_session(chronological: Sequence[Found], ranked: Sequence[Found], journal: Journal) -> list[Found]:
     """What is of no session stands on its own."""
-    known = journal.facts(memory.recalled.id for memory in ranked)
+    known = journal.facts.get(memory.recalled.id for memory in ranked)
 
     def session(memory: Found) -> tuple[str, int | str]:
         fact = known.get(memory.recalled.id)

@@ -182,9 +182,9 @@ class Recall:
 
     def shown(self, found: Sequence[Found]) -> tuple[Shown, ...]:
         """How these are worded."""
-        known = self._journal.facts(item.recalled.id for item in found)
+        known = self._journal.facts.get(item.recalled.id for item in found)
         unknown = [item.recalled.id for item in found if item.recalled.id not in known]
-        gone = self._journal.banned(unknown) if unknown else set()
+        gone = self._journal.facts.tombstones(unknown) if unknown else set()
 
         def foreign(name: str, digest: str) -> bool:
             """Whether another program wrote it so; else it was forgotten or reworded since it was found."""
@@ -214,7 +214,7 @@ class Recall:
         own = {item.recalled.id: item for item in found if item.owner == owner}
         entries = {
             fact: entry
-            for fact, entry in self._journal.ledger(own, engine.fingerprint).items()
+            for fact, entry in self._journal.ledger.get(own, engine.fingerprint).items()
             if entry.line == own[fact].words.digest and (entry.chained or not own[fact].whole)
         }
         at_hand = self._at_hand.confirm(engine, owner, (entry.key for entry in entries.values()))

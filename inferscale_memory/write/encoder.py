@@ -18,7 +18,7 @@ from inferscale_memory.engine.known_blobs import AtHand, Preambles
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ClosedError, EngineError
 from inferscale_memory.facts.scope import turn_tag
-from inferscale_memory.journal import Fact, Journal, LedgerEntry, Owed
+from inferscale_memory.journal import Fact, Journal, LedgerEntry, PendingForget
 from inferscale_memory.lifetime import close_at_exit
 from inferscale_memory.prompt import PUBLIC_OWNER
 from inferscale_memory.write.neighbours import Neighbours
@@ -57,7 +57,7 @@ class Encoder:
         neighbours: Neighbours | None,
         check: Callable[[Sequence[str]], Sequence[str]],
         expire: Callable[[], None],
-        forget: Callable[[Sequence[Owed]], None],
+        forget: Callable[[Sequence[PendingForget]], None],
     ) -> None:
         """`check` brings the journal in step with the store for the ids it is given, and returns those for which it
         could not; `expire` takes out of it what has expired, `forget` tells the engine what to forget."""
@@ -174,7 +174,7 @@ class Encoder:
             names = list(self._waiting)
         # Not within the lock: who holds the journal's may be waiting for this one, to submit.
         try:
-            places = self._journal.places(names)
+            places = self._journal.facts.places(names)
         except Exception as error:  # whatever ails it, the batch itself will say; this thread must live
             _log.warning("the journal could not be asked for an order: %s", error)
             places = {}
@@ -260,7 +260,7 @@ class Encoder:
 
     def _wanted(self, engine: Engine, planner: Planner, ids: Sequence[str]) -> list[Fact]:
         """Those of `ids` that exist, can be encoded, and have no blob at hand."""
-        facts = self._journal.facts(ids)
+        facts = self._journal.facts.get(ids)
         kept = self._blobs(engine, facts)
         wanted = []
         for fact in facts.values():
@@ -282,7 +282,7 @@ class Encoder:
         """By id, the blobs of these facts that are at hand. Of those that are not, the journal is told."""
         entries = [
             entry
-            for name, entry in self._journal.ledger(facts, engine.fingerprint).items()
+            for name, entry in self._journal.ledger.get(facts, engine.fingerprint).items()
             if entry.line == fact_words(facts[name]).digest
         ]
         at_hand: set[str] = set()
@@ -291,7 +291,7 @@ class Encoder:
             at_hand |= self._at_hand.confirm(engine, owner, keys)
         lost = [entry.key for entry in entries if entry.key not in at_hand]
         if lost:
-            self._journal.lose_blobs(lost)
+            self._journal.ledger.mark_lost(lost)
         return {entry.fact: entry for entry in entries if entry.key in at_hand}
 
     def _settle(self, engine: Engine, plan: Planned, result: EncodeResult) -> None:
@@ -301,7 +301,7 @@ class Encoder:
             self._forget_dead(plan, ())
             return
         late = []
-        old = self._journal.ledger([kept.fact.fact for kept in plan.kept], engine.fingerprint)
+        old = self._journal.ledger.get([kept.fact.fact for kept in plan.kept], engine.fingerprint)
         replaced: list[str] = []
         for kept, ref in zip(plan.kept, result.refs, strict=True):
             fact = kept.fact
@@ -309,7 +309,7 @@ class Encoder:
             entry = LedgerEntry(
                 fact.fact, fact.owner, engine.fingerprint, ref.key, ref.tokens, line, kept.chained
             )
-            if self._journal.enter_blob(entry, fact, kept.context):
+            if self._journal.ledger.enter(entry, fact, kept.context):
                 self._at_hand.add([ref.key])
                 self._attempts.pop((fact.fact, entry.line), None)
                 self.failed.pop(fact.fact, None)
@@ -317,23 +317,23 @@ class Encoder:
                     replaced.append(old[fact.fact].key)
             else:
                 late.append((fact.fact, ref.key))
-        unnamed = set(replaced) - self._journal.named(replaced) if replaced else ()
+        unnamed = set(replaced) - self._journal.ledger.referenced(replaced) if replaced else ()
         if unnamed:  # nobody would find them when their fact goes
-            self._forget([Owed(plan.request.owner, tuple(unnamed), ())])
+            self._forget([PendingForget(plan.request.owner, tuple(unnamed), ())])
         if late:
             self._forget_dead(plan, [key for _, key in late])
-            self.submit([fact for fact, _ in late if self._journal.facts([fact])], wait=False)
+            self.submit([fact for fact, _ in late if self._journal.facts.get([fact])], wait=False)
 
     def _forget_dead(self, plan: Planned, keys: Sequence[str]) -> None:
         """Tell the engine what was forgotten while it encoded: these blobs, and cached blocks with words of facts and
         turns that are no more what they were. It was told when they were forgotten, perhaps before it had them."""
-        known = self._journal.facts(fact.fact for fact in plan.mentioned)
+        known = self._journal.facts.get(fact.fact for fact in plan.mentioned)
         dead = [fact.tag for fact in plan.mentioned if known.get(fact.fact) != fact]
         turns = {number for kept in plan.kept for number in kept.context.turns}
-        said = {turn.number for turn in self._journal.turns(turns)}
+        said = {turn.number for turn in self._journal.turns.get(turns)}
         dead += [turn_tag(plan.request.owner, number) for number in sorted(turns - said)]
         if keys or dead:
-            self._forget([Owed(plan.request.owner, tuple(keys), tuple(dead))])
+            self._forget([PendingForget(plan.request.owner, tuple(keys), tuple(dead))])
 
     def _fail(self, fact: Fact, result: EncodeResult) -> None:
         reason = result.error or "the engine gave no reason"

@@ -21,7 +21,7 @@ def said_in_vain(journal: Journal, scope: Scope, turns: Sequence[NewTurn]) -> li
     once, and is not to be answered by two sets of facts when `retry_failed` is called. Empty where there is none."""
     said = [(turn.role, turn.text) for turn in turns]
     for call in journal.failed_adds.of_scope(scope.key):
-        known = journal.turns(call.turns)
+        known = journal.turns.get(call.turns)
         if [(turn.role, turn.text) for turn in known] == said:
             return known
     return []
@@ -33,7 +33,7 @@ def said_in_part(journal: Journal, scope: Scope, turns: Sequence[NewTurn]) -> li
     said = [(turn.role, turn.text) for turn in turns]
     parts = []
     for call in journal.failed_adds.of_scope(scope.key):
-        known = journal.turns(call.turns)
+        known = journal.turns.get(call.turns)
         part = [(turn.role, turn.text) for turn in known]
         places = range(len(said) - len(part) + 1)
         if 0 < len(part) < len(said) and any(said[place : place + len(part)] == part for place in places):

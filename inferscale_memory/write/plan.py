@@ -136,8 +136,8 @@ class Planner:
             if fact.session is None:
                 yield [self._fact_item(fact)]
         for session in dict.fromkeys(fact.session for fact in facts if fact.session is not None):
-            here = self._journal.facts_of_session(session)
-            turns = self._turn_items(self._journal.turns_of_session(session), here)
+            here = self._journal.facts.of_session(session)
+            turns = self._turn_items(self._journal.turns.of_session(session), here)
             if any(fact.verbatim and fact.fact in wanted for fact in here):
                 yield turns
             drawn = [fact for fact in here if not fact.verbatim]
@@ -187,9 +187,9 @@ class Planner:
         """The last `w` turns before a fact, and those it was drawn from."""
         if fact.session is None or not self._w:
             return []
-        here = self._journal.facts_of_session(fact.session)
+        here = self._journal.facts.of_session(fact.session)
         last = _last_turn(fact)
-        said = self._turn_items(self._journal.turns_of_session(fact.session), here)
+        said = self._turn_items(self._journal.turns.of_session(fact.session), here)
         before = [item for item in said if last is None or (item.turn or 0) <= last]
         return [item for item in before if item.fact is None or item.fact.fact != fact.fact][-self._w :]
 

@@ -27,8 +27,8 @@ from inferscale_memory.forget.forget import (
     UPDATE,
     Forgetting,
 )
-from inferscale_memory.forget.outbox import Telling
-from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, Owed, Turn
+from inferscale_memory.forget.outbox import Outbox
+from inferscale_memory.journal import Fact, Forgotten, Intent, Journal, NewTurn, PendingForget, Turn
 from inferscale_memory.storage.sqlite import is_full
 from inferscale_memory.write.encoder import Encoder
 from inferscale_memory.write.observer import Payload, Rows
@@ -56,12 +56,12 @@ class WritePath:
     def __init__(
         self,
         journal: Journal,
-        telling: Telling,
+        outbox: Outbox,
         encoder: Encoder,
         forgetting: Forgetting,
     ) -> None:
         self._journal = journal
-        self._telling = telling
+        self._outbox = outbox
         self._encoder = encoder
         self._forgetting = forgetting
 
@@ -72,11 +72,11 @@ class WritePath:
         """Log `turns`, and link the facts that are written within the block to them. They are encoded
         together, when the block is left. Where nothing came of it, and it is not kept to be made again, the turns
         are taken out of the log: the app was told so, and will say them again. Turns that are said `again` stay."""
-        with self._journal.together():
-            logged = list(again) or self._journal.append_turns(
+        with self._journal.transaction():
+            logged = list(again) or self._journal.turns.append(
                 scope.key, turns, one_session=scope.run_id is not None
             )
-            begun = self._journal.begin(
+            begun = self._journal.intents.begin(
                 Intent(ADD, scope=scope.key, turns=tuple(turn.number for turn in logged))
             )
         batch = Batch(self, scope, logged, begun=[begun])
@@ -85,7 +85,7 @@ class WritePath:
                 yield
         except BaseException:
             if not batch.written and not again and not self._journal.failed_adds.kept(logged):
-                self._journal.redact_turns(turn.number for turn in logged)
+                self._journal.turns.redact(turn.number for turn in logged)
                 self._journal.scrub()
             raise
 
@@ -95,7 +95,7 @@ class WritePath:
         everything of a scope, or of all; where it fails only what it did is forgotten."""
         batch = Batch(self, whole=whole)
         if whole is not None:
-            batch.begun.append(self._journal.begin(whole))
+            batch.begun.append(self._journal.intents.begin(whole))
         with self._collected(batch):
             try:
                 yield
@@ -108,7 +108,7 @@ class WritePath:
         """Finish within the block what was begun before a crash."""
         batch = Batch(self, begun=[number], resumed=True)
         if intent.kind == ADD:
-            batch.scope, batch.turns = Scope.read(intent.scope), self._journal.turns(intent.turns)
+            batch.scope, batch.turns = Scope.read(intent.scope), self._journal.turns.get(intent.turns)
         elif intent.kind in (DELETE_ALL, RESET):
             batch.whole = intent
         else:
@@ -120,7 +120,7 @@ class WritePath:
     def expire(self, *, resumed: bool = False) -> None:
         """Facts whose time is over leave prompts, blobs, windows, turns and messages. The store keeps
         them, as mem0 does, until they are deleted."""
-        expired = self._journal.facts(self._journal.expired(datetime.now(UTC)))
+        expired = self._journal.facts.get(self._journal.facts.expired(datetime.now(UTC)))
         if not expired:
             return
         batch = Batch(self, resumed=resumed)
@@ -139,7 +139,7 @@ class WritePath:
         with self._batch() as batch:
             again = {fact for text in texts for fact in batch.shown.get(_digest(text), ())}
             if again and batch.turns:
-                self._journal.link_again(again, [turn.number for turn in batch.turns])
+                self._journal.facts.link_turns(again, [turn.number for turn in batch.turns])
 
     @contextmanager
     def _collected(self, batch: Batch) -> Iterator[None]:
@@ -178,7 +178,7 @@ class WritePath:
         batch = _under_way.get()
         if batch is not None and batch.path is self:
             batch.expected += ids
-        self._journal.allow(list(ids))
+        self._journal.facts.remove_tombstones(list(ids))
 
     def failed(self, error: Exception) -> None:
         batch = _under_way.get()
@@ -190,7 +190,7 @@ class WritePath:
         if payload is None:
             return
         if becomes is not None and is_expired(payload) and not is_expired({**payload, **becomes}):
-            self._journal.allow([fact])  # it had been put away
+            self._journal.facts.remove_tombstones([fact])  # it had been put away
         text = str(payload.get("data") or "")
         if becomes is not None and becomes.get("data", text) == text:
             return
@@ -199,7 +199,7 @@ class WritePath:
             self._lose(batch, kind, fact, Scope.of(payload).key, text)
 
     def losing_many(self, rows: Rows) -> None:
-        with self._batch(), self._journal.together():
+        with self._batch(), self._journal.transaction():
             for fact, payload in rows:
                 self.losing(fact, lambda payload=payload: payload, None)  # type: ignore[misc]
 
@@ -207,11 +207,11 @@ class WritePath:
         with self._batch() as batch:
             if batch.whole is None:
                 batch.whole = Intent(RESET, facts=tuple(ids()))
-                batch.begun.append(self._journal.begin(batch.whole))
+                batch.begun.append(self._journal.intents.begin(batch.whole))
 
     def written(self, rows: Rows) -> None:
         with self._batch() as batch:
-            known = self._journal.facts(fact for fact, _ in rows)
+            known = self._journal.facts.get(fact for fact, _ in rows)
             new = []
             for name, payload in rows:
                 if name in known:  # mem0 tries again, record by record, what failed as a batch
@@ -224,10 +224,10 @@ class WritePath:
                         batch.told.add(name)
                     else:
                         new.append(fact)
-            batch.written += self._journal.write_facts(new)
+            batch.written += self._journal.facts.write(new)
 
     def updated(self, fact: str, payload: Mapping[str, Any]) -> None:
-        known = self._journal.facts([fact]).get(fact)
+        known = self._journal.facts.get([fact]).get(fact)
         with self._batch() as batch:
             batch.told.add(fact)
             if known is None:
@@ -317,19 +317,19 @@ class WritePath:
         if fact.text != known.text:
             fact = replace(fact, turns=(), verbatim=False)
         if fact_words(fact).line == fact_words(known).line:
-            self._journal.write_facts([fact])
+            self._journal.facts.write([fact])
             return
         batch.forgotten.append(self._journal.reword_fact(fact))
         batch.written.append(fact.fact)
 
     def _lose(self, batch: Batch, kind: str, fact: str, scope: str, text: str) -> None:
         """Note that `text` goes, and with it the turns it came from."""
-        turns = self._journal.turns(self._journal.turns_of([fact]))
+        turns = self._journal.turns.get(self._journal.facts.turns_of([fact]))
         loss = Intent(kind, fact, scope, (text, *(turn.text for turn in turns if turn.text)))
         batch.lost.append(loss)
         batch.announced.add(fact)
         if batch.whole is None:  # which is noted itself
-            batch.begun.append(self._journal.begin(loss))
+            batch.begun.append(self._journal.intents.begin(loss))
 
     def _carry_out(self, batch: Batch) -> None:
         """All that is left to do, the engine before the intents are finished: what it could not be told is noted."""
@@ -340,7 +340,7 @@ class WritePath:
                 if batch.lost or batch.whole is not None:
                     batch.forgotten += self._forgetting.turns(batch.lost, batch.whole)
             finally:
-                self._telling.forget(_engines_part(batch.forgotten))
+                self._outbox.send(_engines_part(batch.forgotten))
             if batch.cut_off:
                 self._forgetting.enter(
                     [*batch.written, *(loss.fact for loss in batch.lost if loss.kind != EXPIRE)]
@@ -348,13 +348,13 @@ class WritePath:
             if batch.lost or batch.whole is not None:
                 self._forgetting.complete(batch.lost, batch.whole, batch.begun, resumed=batch.resumed)
             else:
-                self._journal.finish(batch.begun)
+                self._journal.intents.finish(batch.begun)
         finally:
             if not batch.resumed:
-                bereaved = [fact for forgotten in batch.forgotten for fact in forgotten.bereaved]
+                orphaned = [fact for forgotten in batch.forgotten for fact in forgotten.orphaned]
                 # Only who says something new waits where too many facts wait: a change is one row's.
                 new = bool(batch.turns)
-                self._encoder.submit(dict.fromkeys([*batch.written, *bereaved]), wait=new)
+                self._encoder.submit(dict.fromkeys([*batch.written, *orphaned]), wait=new)
 
     def _settle(self, batch: Batch) -> None:
         """Find out about facts whose loss was announced and not told: the store has refused, or it has failed
@@ -370,12 +370,12 @@ class WritePath:
             elif held is None:
                 batch.forgotten.append(self._journal.forget_facts([loss.fact]))
             else:
-                known = self._journal.facts([loss.fact]).get(loss.fact)
+                known = self._journal.facts.get([loss.fact]).get(loss.fact)
                 if known is not None:
                     self._reword(batch, known, held)
 
 
-def _engines_part(forgotten: Sequence[Forgotten]) -> list[Owed]:
+def _engines_part(forgotten: Sequence[Forgotten]) -> list[PendingForget]:
     """What of all that an engine may hold: blobs, and cached blocks by their tags."""
     keys: dict[str, dict[str, None]] = {}
     tags: dict[str, dict[str, None]] = {}
@@ -391,7 +391,7 @@ def _engines_part(forgotten: Sequence[Forgotten]) -> list[Owed]:
             said = [said_tag(owner) for owner in whose.owners]
             tags.setdefault(whose.owner, {}).update(dict.fromkeys([turn_tag(whose.owner, turn), *said]))
     owners = dict.fromkeys([*keys, *tags])
-    return [Owed(owner, tuple(keys.get(owner, ())), tuple(tags.get(owner, ()))) for owner in owners]
+    return [PendingForget(owner, tuple(keys.get(owner, ())), tuple(tags.get(owner, ()))) for owner in owners]
 
 
 def _digest(text: str) -> str:

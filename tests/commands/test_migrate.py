@@ -153,7 +153,7 @@ def test_every_fact_arrives_as_it_was(
         assert (entity["data"], len(entity["linked_memory_ids"])) == ("Ada", 2)
         journal = memory._core.journal if memory._core else None
         assert journal is not None
-        assert len(journal.facts(before)) == 30, "they can be encoded"
+        assert len(journal.facts.get(before)) == 30, "they can be encoded"
 
 
 def test_a_second_run_changes_and_embeds_nothing(

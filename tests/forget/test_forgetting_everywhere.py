@@ -426,7 +426,7 @@ def test_so_does_one_that_is_told_to_the_engine_by_its_own_tag(memory: Settled, 
     (secret,) = extract(memory, "You open it with four, seven, one, one", SECRET)
     extract(memory, "Seven comes after four, as you know", SECRET)
     memory.flush()
-    turns = memory.itself._core.journal.turns_of([secret])
+    turns = memory.itself._core.journal.facts.turns_of([secret])
     engine.forgotten.clear()
     memory.update(secret, OTHER)
     tags = {tag for _, _, tags in engine.forgotten for tag in tags}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferscale_memory.errors import EngineError
-from inferscale_memory.journal import Owed
+from inferscale_memory.journal import PendingForget
 from inferscale_memory.memory import Memory
 from tests.memory.conftest import OpenFace, OpenMemory
 from tests.memory.faces import Settled
@@ -41,7 +41,7 @@ def deaf(engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch) -> Deaf:
 
 def blob_of(memory: Settled | Memory, engine: WatchedEngine, fact: str) -> str:
     core = memory._core if isinstance(memory, Memory) else memory.itself._core
-    return str(core.journal.ledger([fact], engine.fingerprint)[fact].key)
+    return str(core.journal.ledger.get([fact], engine.fingerprint)[fact].key)
 
 
 def test_a_delete_succeeds_and_the_audit_tells_of_the_blob(
@@ -84,7 +84,7 @@ def test_the_engine_is_told_before_it_is_noted_that_all_is_done(
     assert memory._core is not None
     journal = memory._core.journal
     begun: list[int] = []
-    monkeypatch.setattr(deaf, "_inner", lambda *args: begun.append(len(journal.begun())) or 0)
+    monkeypatch.setattr(deaf, "_inner", lambda *args: begun.append(len(journal.intents.unfinished())) or 0)
     deaf.fails = False
     memory.delete(fact)
     assert begun == [1]
@@ -124,14 +124,14 @@ def test_a_server_that_was_not_asked_yet_hears_of_it_later(
 ) -> None:
     memory = open_memory()
     assert memory._core is not None
-    lazy, telling = memory._core.engine, memory._core.telling
+    lazy, outbox = memory._core.engine, memory._core.outbox
     lazy._engine, lazy._options = None, {"provider": "a server"}
-    telling.forget([Owed("user:ada", ("key",), ())])
-    telling.start()
-    assert telling.pending == 1
+    outbox.send([PendingForget("user:ada", ("key",), ())])
+    outbox.start()
+    assert outbox.pending == 1
     lazy._engine = engine
-    telling.again()
-    assert telling.pending == 0
+    outbox.retry()
+    assert outbox.pending == 0
     assert engine.forgotten == [("user:ada", ("key",), ())]
 
 

@@ -24,12 +24,12 @@ WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with closing(Journal(tmp_path / "journal.sqlite")) as journal:
         # What a test asks of a disk is not how long it takes.
-        journal._db.execute("PRAGMA synchronous = OFF")
+        journal.database.connection.execute("PRAGMA synchronous = OFF")
         yield journal
 
 
 def rows(journal: Journal, table: str) -> int:
-    return int(journal._read(f"SELECT count(*) FROM {table}")[0][0])
+    return int(journal.database.read(f"SELECT count(*) FROM {table}")[0][0])
 
 
 def turn(number: int) -> NewTurn:
@@ -38,25 +38,25 @@ def turn(number: int) -> NewTurn:
 
 def test_a_conversation_without_facts_keeps_its_last_turns(journal: Journal) -> None:
     for number in range(3 * KEPT):
-        journal.append_turns("user_id=ada", [turn(number)])
+        journal.turns.append("user_id=ada", [turn(number)])
     assert KEPT <= rows(journal, "turns") <= KEPT + 128
-    [last] = journal.append_turns("user_id=ada", [turn(0)])
+    [last] = journal.turns.append("user_id=ada", [turn(0)])
     assert last.ordinal == 3 * KEPT
     assert last.session == 1, "it is one session still"
 
 
 def test_what_facts_came_from_stays(journal: Journal) -> None:
-    [first] = journal.append_turns("user_id=ada", [turn(0)])
-    journal.write_facts([fact("f", first.number)])
+    [first] = journal.turns.append("user_id=ada", [turn(0)])
+    journal.facts.write([fact("f", first.number)])
     for number in range(2 * KEPT):
-        journal.append_turns("user_id=ada", [turn(number)])
-    assert journal.turns([first.number]) == [first]
+        journal.turns.append("user_id=ada", [turn(number)])
+    assert journal.turns.get([first.number]) == [first]
     journal.forget_facts(["f"])
-    assert journal._read("SELECT 1 FROM turns WHERE number = ?", first.number) == []
+    assert journal.database.read("SELECT 1 FROM turns WHERE number = ?", first.number) == []
 
 
 def test_one_call_of_many_turns_keeps_them_all(journal: Journal) -> None:
-    logged = journal.append_turns("user_id=ada", [turn(number) for number in range(2 * KEPT)])
+    logged = journal.turns.append("user_id=ada", [turn(number) for number in range(2 * KEPT)])
     assert rows(journal, "turns") == len(logged) == 2 * KEPT
 
 
@@ -79,8 +79,8 @@ def test_fifty_thousand_operations_leave_no_more_than_what_lives(tmp_path: Path,
             number += 100
             vectors = draw.standard_normal((100, DIMS))
             payloads = [{"data": f"text of {name}", "user_id": "ada", "updated_at": name} for name in names]
-            logged = journal.append_turns("user_id=ada", [turn(n) for n in range(100)])
-            journal.write_facts([fact(name, said.number) for name, said in zip(names, logged, strict=True)])
+            logged = journal.turns.append("user_id=ada", [turn(n) for n in range(100)])
+            journal.facts.write([fact(name, said.number) for name, said in zip(names, logged, strict=True)])
             facts.put(names, vectors, payloads)
             facts.search(vectors, 3, {"user_id": "ada"})
             for name, vector in zip(names[:5], vectors, strict=False):

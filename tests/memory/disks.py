@@ -23,7 +23,7 @@ class Disk:
     def fill(self, memory: Any, *, left: int = 0) -> None:
         """Leave so many bytes, besides what the memory keeps for itself."""
         if not self._mounted:
-            for db in (memory._core.journal._db, memory.vector_store.client.file._files.writer):
+            for db in (memory._core.journal.database.connection, memory.vector_store.client.file._files.writer):
                 pages = db.execute("PRAGMA page_count").fetchone()[0]
                 size = db.execute("PRAGMA page_size").fetchone()[0]
                 db.execute(f"PRAGMA max_page_count = {pages + left // size}")

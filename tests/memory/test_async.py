@@ -40,7 +40,7 @@ def user(number: int) -> dict[str, str]:
 
 def live_turns(memory: AsyncMemory) -> list[str]:
     assert memory._core is not None
-    rows = memory._core.journal._read("SELECT text FROM turns WHERE text IS NOT NULL ORDER BY number")
+    rows = memory._core.journal.database.read("SELECT text FROM turns WHERE text IS NOT NULL ORDER BY number")
     return [text for (text,) in rows]
 
 
@@ -87,7 +87,7 @@ class TestTheLoopStaysFree:
 
     def test_while_turns_are_logged(self, memory: AsyncMemory, monkeypatch: pytest.MonkeyPatch) -> None:
         assert memory._core is not None
-        self.slowly(monkeypatch, memory._core.journal, "append_turns")
+        self.slowly(monkeypatch, memory._core.journal.turns, "append")
         assert asyncio.run(self.watched(memory.add("Tea", **ADA, infer=False))) < self.SLOW / 2
 
     def test_while_the_engine_forgets(
@@ -175,7 +175,7 @@ class TestTasksDoNotMix:
             )
             others = [f" {n} says " for n in range(30) if str(n) != number]
             assert not any(other in engine.text(request) for other in others)
-        facts = memory._core.journal._read("SELECT COUNT(*) FROM facts")
+        facts = memory._core.journal.database.read("SELECT COUNT(*) FROM facts")
         assert facts == [(60,)]
 
     def test_what_mem0_asks_the_engine_in_a_thread_is_asked_for_its_owner(self, memory: AsyncMemory) -> None:
@@ -248,7 +248,7 @@ class TestCancelling:
             assert owner_under_way() is None
             stored = (await memory.get_all(filters=ADA))["results"]
             assert memory._core is not None
-            assert set(memory._core.journal.facts(fact["id"] for fact in stored)) == {
+            assert set(memory._core.journal.facts.get(fact["id"] for fact in stored)) == {
                 fact["id"] for fact in stored
             }
             await memory.flush()
@@ -288,13 +288,13 @@ class TestCancelling:
         self, memory: AsyncMemory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert memory._core is not None
-        inner = memory._core.journal.append_turns
+        inner = memory._core.journal.turns.append
 
         def slow(*args: Any, **options: Any) -> Any:
             time.sleep(0.3)
             return inner(*args, **options)
 
-        monkeypatch.setattr(memory._core.journal, "append_turns", slow)
+        monkeypatch.setattr(memory._core.journal.turns, "append", slow)
 
         async def work() -> None:
             with pytest.raises(TimeoutError):

@@ -154,7 +154,7 @@ def test_calls_of_other_threads_end_with_the_same_error(open_face: OpenFace) -> 
     workers = [Thread(target=remember) for _ in range(3)]
     for worker in workers:
         worker.start()
-    while memory._core.journal.count() < 6:
+    while memory._core.journal.facts.count() < 6:
         pass
     memory.itself.close()
     for worker in workers:

@@ -99,7 +99,7 @@ def check(memory: Memory, all_expected: list[Expected]) -> None:
         who = {"user_id": f"owner{number}"}
         stored = memory.get_all(filters=who, top_k=10_000)["results"]
         assert {fact["id"]: fact["memory"] for fact in stored} == wanted
-        known = memory._core.journal.facts(wanted)
+        known = memory._core.journal.facts.get(wanted)
         assert {name: fact.text for name, fact in known.items()} == wanted
         for fact, text in list(wanted.items())[:40]:
             hits = memory.vector_store.search(query=text, vectors=embed(text), top_k=10_000, filters=who)

@@ -77,10 +77,10 @@ def check(memory: Memory, expected: Expected, folder: Path) -> None:
     assert stored == expected.there
     assert memory._core is not None
     everything = stored | bens
-    known = memory._core.journal.facts(everything)
+    known = memory._core.journal.facts.get(everything)
     assert {name: fact.text for name, fact in known.items()} == everything
     assert all(known[name].turns for name in stored if not stored[name].startswith("renewed"))
-    assert memory._core.journal.begun() == {}
+    assert memory._core.journal.intents.unfinished() == {}
     for name, text in everything.items():
         assert text in {event["new_memory"] for event in memory.history(name)} | {None}
     words = folder.parent / "words"
@@ -142,7 +142,7 @@ class TestWhatWasBegun:
     def begin(self, memory: Memory, *intents: Intent) -> None:
         assert memory._core is not None
         for intent in intents:
-            memory._core.journal.begin(intent)
+            memory._core.journal.intents.begin(intent)
 
     def test_a_fact_that_reached_the_store_alone_is_entered_with_its_turn(
         self, open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
@@ -157,10 +157,10 @@ class TestWhatWasBegun:
         memory.db.connection.commit()
         memory = self.again(memory, open_memory)
         assert memory._core is not None
-        [known] = memory._core.journal.facts([fact]).values()
+        [known] = memory._core.journal.facts.get([fact]).values()
         assert (known.text, known.verbatim, len(known.turns)) == ("I like tea", True, 1)
         assert [event["event"] for event in memory.history(fact)] == ["ADD"]
-        assert memory._core.journal.begun() == {}
+        assert memory._core.journal.intents.unfinished() == {}
 
     def test_a_delete_is_finished(self, open_memory: OpenMemory, tmp_path: Path) -> None:
         memory = open_memory()
@@ -191,7 +191,7 @@ class TestWhatWasBegun:
         assert files_with(tmp_path / "memory", "old words") != []
         memory = self.again(memory, open_memory)
         assert memory._core is not None
-        assert memory._core.journal.facts([fact])[fact].text == "new words"
+        assert memory._core.journal.facts.get([fact])[fact].text == "new words"
         assert files_with(tmp_path / "memory", "old words") == []
 
     @pytest.mark.parametrize("kind", ["delete_all", "reset"])
@@ -218,12 +218,12 @@ class TestWhatWasBegun:
         with monkeypatch.context() as cut_off:
             cut_off.setattr(memory._core.writes._forgetting, "_scrub", lambda words: False)
             memory.delete(fact)
-        assert [intent.kind for intent in memory._core.journal.begun().values()] == ["scrub"]
+        assert [intent.kind for intent in memory._core.journal.intents.unfinished().values()] == ["scrub"]
         assert files_with(tmp_path / "memory", "my secret") != []
         memory = self.again(memory, open_memory)
         assert files_with(tmp_path / "memory", "my secret") == []
         assert memory._core is not None
-        assert memory._core.journal.begun() == {}
+        assert memory._core.journal.intents.unfinished() == {}
 
     def test_what_cannot_be_finished_does_not_keep_the_memory_closed(
         self, open_memory: OpenMemory, caplog: pytest.LogCaptureFixture

@@ -65,7 +65,7 @@ async def cancelled(call: Any, slow: Slow) -> None:
 
 def left(memory: AsyncMemory, folder: Path) -> list[Any]:
     assert memory._core is not None
-    return [*files_with(folder, "4711-q"), *memory._core.journal.begun().values()]
+    return [*files_with(folder, "4711-q"), *memory._core.journal.intents.unfinished().values()]
 
 
 @pytest.mark.parametrize("method", ["update", "delete"])
@@ -94,7 +94,7 @@ def test_a_fact_that_was_being_added_keeps_its_turn(memory: AsyncMemory) -> None
         await cancelled(memory.add(OTHER, **ADA, infer=False), slow)
         [fact] = (await memory.get_all(filters=ADA))["results"]
         assert memory._core is not None
-        [known] = memory._core.journal.facts([fact["id"]]).values()
+        [known] = memory._core.journal.facts.get([fact["id"]]).values()
         assert (known.text, known.verbatim, len(known.turns)) == (OTHER, True, 1)
         assert [event["event"] for event in await memory.history(fact["id"])] == ["ADD"]
 
@@ -114,6 +114,6 @@ def test_what_the_store_refuses_after_all_stays_as_it_was(memory: AsyncMemory, t
         assert (await memory.get(fact))["memory"] == SECRET
         assert [event["new_memory"] for event in await memory.history(fact)] == [SECRET]
         assert memory._core is not None
-        assert memory._core.journal.begun() == {}
+        assert memory._core.journal.intents.unfinished() == {}
 
     asyncio.run(work())

@@ -302,7 +302,7 @@ class TestErrors:
     def test_what_mem0_refuses_is_not_in_the_turn_log(self, either: Settled) -> None:
         with pytest.raises(ValueError, match="expiration_date"):
             either.add("refused", **ADA, expiration_date="tomorrow")
-        assert either.itself._core.journal._read("SELECT text FROM turns WHERE text IS NOT NULL") == []
+        assert either.itself._core.journal.database.read("SELECT text FROM turns WHERE text IS NOT NULL") == []
 
     def test_an_llm_that_fails_is_mem0s_error(self, either: Settled, mem0s_own: Settled) -> None:
         for memory in (either, mem0s_own):

@@ -100,7 +100,7 @@ def test_whichever_file_cannot_grow_nothing_is_half_stored(open_memory: OpenMemo
     say(memory, "I own a book")
     db = {
         "facts": memory.vector_store.client.file._files.writer,
-        "journal": memory._core.journal._db,
+        "journal": memory._core.journal.database.connection,
         "history": memory.db.connection,
     }[where]
     pages = db.execute("PRAGMA page_count").fetchone()[0]
@@ -109,6 +109,6 @@ def test_whichever_file_cannot_grow_nothing_is_half_stored(open_memory: OpenMemo
         say(memory, "I own a long book: " + "word " * 5000)
     db.execute("PRAGMA max_page_count = 1000000")
     assert texts(memory) == {"I own a book"}
-    assert memory._core.journal.begun() == {}
+    assert memory._core.journal.intents.unfinished() == {}
     say(memory, "I own a horse")
     assert texts(memory) == {"I own a book", "I own a horse"}

@@ -97,8 +97,8 @@ def test_each_part_has_beside_it_what_mem0_puts_there(
 def test_a_fact_is_of_its_part_alone(either: Settled, reader: Reader) -> None:
     added = either.add(SAID, **ADA)["results"]
     journal = either.itself._core.journal
-    [last] = journal.facts([added[-1]["id"]]).values()
-    told = [turn.text for turn in journal.turns(last.turns)]
+    [last] = journal.facts.get([added[-1]["id"]]).values()
+    told = [turn.text for turn in journal.turns.get(last.turns)]
     assert told == [turn["content"] for turn in SAID[reader.parts[-1][0] :]]
 
 

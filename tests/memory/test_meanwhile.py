@@ -205,7 +205,7 @@ def test_a_look_at_the_store_does_not_undo_a_change_made_meanwhile(memory: Memor
     store._held = slow
     assert core._check([cat]) == []
     changing.join()
-    assert core.journal.facts([cat])[cat].text == "My cat is called Tofu"
+    assert core.journal.facts.get([cat])[cat].text == "My cat is called Tofu"
     assert memory.get(cat)["memory"] == "My cat is called Tofu"
 
 
@@ -240,10 +240,10 @@ def test_a_blob_that_another_takes_the_place_of_is_forgotten(
     whole = open_memory(injection={"whole": 4000, "neighbours": 0})
     assert whole._core is not None
     ids = [fact["id"] for fact in whole.get_all(filters=ADA)["results"]]
-    before = {entry.key for entry in whole._core.journal.ledger(ids, engine.fingerprint).values()}
+    before = {entry.key for entry in whole._core.journal.ledger.get(ids, engine.fingerprint).values()}
     whole.chat("Where do I live?", **ADA, max_tokens=3)
     whole.flush()
-    after = {entry.key for entry in whole._core.journal.ledger(ids, engine.fingerprint).values()}
+    after = {entry.key for entry in whole._core.journal.ledger.get(ids, engine.fingerprint).values()}
     told = {key for _, keys, _ in engine.forgotten for key in keys}
     assert len(before) == 2
     assert told == before - after
@@ -266,7 +266,7 @@ def test_an_encode_that_fails_leaves_no_words_of_what_went_meanwhile(
     cat, _ = say(memory, "My cat is called Miso", "My cat Miso lives in Porto")
     memory.flush()
     assert memory._core is not None
-    tag = memory._core.journal.facts([cat])[cat].tag
+    tag = memory._core.journal.facts.get([cat])[cat].tag
     engine.refuse = lambda request: request.owner == "user:ada"
     engine.before_return = lambda: _once(engine, lambda: memory.delete(cat))
     engine.forgotten.clear()
@@ -285,14 +285,14 @@ def test_a_journal_that_fails_once_does_not_end_the_encoder(
 ) -> None:
     assert memory._core is not None
     journal, failures = memory._core.journal, [OSError("no room on the disk")]
-    places = journal.places
+    places = journal.facts.places
 
     def failing(ids: Any) -> dict[str, int]:
         if failures:
             raise failures.pop()
         return places(ids)
 
-    monkeypatch.setattr(journal, "places", failing)
+    monkeypatch.setattr(journal.facts, "places", failing)
     say(memory, "My cat is called Miso")
     memory.flush(timeout=60)
     assert failures == []

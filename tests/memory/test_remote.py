@@ -40,7 +40,7 @@ def blobs(memory: Memory) -> tuple[str, list[str]]:
     core = memory._core
     assert core is not None
     ids = [row["id"] for row in memory.get_all(filters=ADA)["results"]]
-    entries = core.journal.ledger(ids, core.engine.get().fingerprint).values()
+    entries = core.journal.ledger.get(ids, core.engine.get().fingerprint).values()
     [owner] = {entry.owner for entry in entries}
     return owner, [entry.key for entry in entries]
 

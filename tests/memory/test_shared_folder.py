@@ -42,7 +42,7 @@ def open_(request: pytest.FixtureRequest, open_memory: OpenMemory) -> Opens:
 
 def turns(memory: Memory) -> list[str]:
     assert memory._core is not None
-    return [row[0] for row in memory._core.journal._read("SELECT text FROM turns WHERE text IS NOT NULL")]
+    return [row[0] for row in memory._core.journal.database.read("SELECT text FROM turns WHERE text IS NOT NULL")]
 
 
 def events(memory: Memory, fact: str) -> list[str | None]:
@@ -51,7 +51,7 @@ def events(memory: Memory, fact: str) -> list[str | None]:
 
 def begin(memory: Memory, intent: Intent) -> None:
     assert memory._core is not None
-    memory._core.journal.begin(intent)
+    memory._core.journal.intents.begin(intent)
     memory.close()
 
 

@@ -46,7 +46,7 @@ def script(memory: Settled, *answers: Any) -> Scripted:
 
 
 def turns(memory: Settled) -> list[str]:
-    read = memory.itself._core.journal._read("SELECT text FROM turns WHERE text IS NOT NULL ORDER BY number")
+    read = memory.itself._core.journal.database.read("SELECT text FROM turns WHERE text IS NOT NULL ORDER BY number")
     return [text for (text,) in read]
 
 
@@ -90,8 +90,8 @@ def test_the_facts_of_a_second_try_come_from_the_turns_of_the_first(either: Sett
     with pytest.raises(ExtractionError):
         either.add("I like tea", **ADA, timestamp=MAY)
     [result] = either.retry_failed()["results"]
-    [(turn,)] = either.itself._core.journal._read("SELECT number FROM turns")
-    [fact] = either.itself._core.journal.facts([result["id"]]).values()
+    [(turn,)] = either.itself._core.journal.database.read("SELECT number FROM turns")
+    [fact] = either.itself._core.journal.facts.get([result["id"]]).values()
     assert fact.turns == (turn,)
     assert fact.when is not None
     assert fact.when.isoformat() == MAY

@@ -258,9 +258,9 @@ def of(engine: WatchedEngine, fact: str) -> EncodeRequest:
 def key(memory: Memory, fact: str) -> str:
     """The blob key of the fact that says this."""
     core = memory._core
-    names = core.journal.facts_within(lambda scope: True)
-    [name] = [name for name, known in core.journal.facts(names).items() if known.text == fact]
-    return core.journal.ledger([name], core.engine.get().fingerprint)[name].key
+    names = core.journal.facts.in_scopes(lambda scope: True)
+    [name] = [name for name, known in core.journal.facts.get(names).items() if known.text == fact]
+    return core.journal.ledger.get([name], core.engine.get().fingerprint)[name].key
 
 
 def test_a_count_that_is_none_is_refused(open_memory: OpenMemory) -> None:

@@ -162,7 +162,7 @@ def test_the_entity_store_is_guarded_and_not_mirrored(open_memory: OpenMemory) -
     entities.insert([memory.embedding_model.embed("Porto")], [{"data": "Porto", "user_id": "ada"}], IDS[:1])
     assert [found["id"] for found in memory.get_all(filters=ADA)["results"]] == [fact]
     assert memory._core is not None
-    assert memory._core.journal.facts(IDS) == {}
+    assert memory._core.journal.facts.get(IDS) == {}
 
 
 def test_a_batch_that_fails_and_is_tried_record_by_record_leaves_each_fact_once(
@@ -185,7 +185,7 @@ def test_a_batch_that_fails_and_is_tried_record_by_record_leaves_each_fact_once(
     store.insert(vectors[:1], payloads[:1], IDS[:1])
     memory.flush()
     assert memory._core is not None
-    assert set(memory._core.journal.facts(IDS)) == set(IDS[:2])
+    assert set(memory._core.journal.facts.get(IDS)) == set(IDS[:2])
     assert len(memory.get_all(filters=ADA)["results"]) == 2
 
 

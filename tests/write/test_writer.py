@@ -343,7 +343,7 @@ def test_many_threads_may_add_update_delete_and_ask_at_once(memory: Memory) -> N
     stored = memory.get_all(filters=ADA, top_k=100)["results"]
     assert {fact["memory"] for fact in stored} == wanted
     assert memory._core is not None
-    known = memory._core.journal.facts([fact["id"] for fact in stored])
+    known = memory._core.journal.facts.get([fact["id"] for fact in stored])
     assert {fact.text for fact in known.values()} == wanted
     reply = memory.chat("Which number?", **ADA, k=100, max_tokens=1)
     assert set(injected(reply)) == wanted

@@ -83,7 +83,7 @@ def copy(source: Source, memory: Memory, *, batch: int, step: Step = lambda done
 def _without_forgotten(memory: Memory, facts: Sequence[Row]) -> tuple[list[Row], int]:
     """The facts that may be copied, and how many may not."""
     core = core_of(memory)
-    banned = core.journal.banned(name for name, _ in facts) if core is not None else set()
+    banned = core.journal.facts.tombstones(name for name, _ in facts) if core is not None else set()
     return [row for row in facts if row[0] not in banned], len(banned)
 
 

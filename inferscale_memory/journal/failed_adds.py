@@ -7,14 +7,14 @@ turn of a call is forgotten, the call is forgotten with it.
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
 
+from inferscale_memory.journal.database import Database
 from inferscale_memory.journal.records import Turn
 from inferscale_memory.journal.words import packed
 
@@ -69,22 +69,13 @@ class FailedAdd:
 
 
 class FailedAdds:
-    """The failed calls of one journal.
+    """The failed calls of one journal."""
 
-    Args:
-        change, read: the journal's own, which see to locks and transactions.
-    """
-
-    def __init__(
-        self,
-        change: Callable[[], AbstractContextManager[sqlite3.Connection]],
-        read: Callable[..., list[Any]],
-    ) -> None:
-        self._change = change
-        self._read = read
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._lock = Lock()
         self._claimed: set[int] = set()
-        with change() as db:
+        with database.change() as db:
             for statement in _SCHEMA:
                 db.execute(statement)
 
@@ -99,7 +90,7 @@ class FailedAdds:
         """A call has failed. One about the same turns is the same call; one about no turns is not kept, as there
         is nothing it could be made with again."""
         known = self._about(turns)
-        with self._change() as db:
+        with self._database.change() as db:
             if known is not None:
                 db.execute(
                     "UPDATE failed_adds SET error = ?, attempts = attempts + 1, failed_at = ? WHERE number = ?",
@@ -128,7 +119,7 @@ class FailedAdds:
         known = self._about([first])
         if known is None:
             return []
-        with self._change() as db:
+        with self._database.change() as db:
             other = db.execute(
                 "INSERT INTO failed_adds (scope, ids, words, error, attempts, failed_at)"
                 " SELECT scope, ids, words, error, attempts, failed_at FROM failed_adds WHERE number = ?",
@@ -144,7 +135,7 @@ class FailedAdds:
         """A call about these turns went well."""
         known = self._about(turns)
         if known is not None:
-            with self._change() as db:
+            with self._database.change() as db:
                 db.execute("DELETE FROM failed_adds WHERE number = ?", (known,))
 
     def kept(self, turns: Sequence[Turn]) -> bool:
@@ -153,17 +144,17 @@ class FailedAdds:
 
     def all(self) -> list[FailedAdd]:
         """Oldest first."""
-        return self._rows(self._read(f"SELECT {_COLUMNS} FROM failed_adds ORDER BY {_SAID}"))
+        return self._rows(self._database.read(f"SELECT {_COLUMNS} FROM failed_adds ORDER BY {_SAID}"))
 
     def of_scope(self, scope: str) -> list[FailedAdd]:
         """Those of one scope, oldest first."""
         return self._rows(
-            self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY {_SAID}", scope)
+            self._database.read(f"SELECT {_COLUMNS} FROM failed_adds WHERE scope = ? ORDER BY {_SAID}", scope)
         )
 
     def get(self, number: int) -> FailedAdd | None:
         """One of them; None where it is gone."""
-        rows = self._read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number)
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM failed_adds WHERE number = ?", number)
         return next(iter(self._rows(rows)), None)
 
     @contextmanager
@@ -183,13 +174,15 @@ class FailedAdds:
         """The call about the first of these turns. A turn belongs to one call only."""
         if not turns:
             return None
-        rows = self._read("SELECT number FROM failed_turns WHERE turn = ?", turns[0].number)
+        rows = self._database.read("SELECT number FROM failed_turns WHERE turn = ?", turns[0].number)
         return int(rows[0][0]) if rows else None
 
     def _rows(self, rows: Iterable[Any]) -> list[FailedAdd]:
         found = []
         for number, ids, options, error, attempts, failed_at in rows:
-            turns = self._read("SELECT turn FROM failed_turns WHERE number = ? ORDER BY turn", number)
+            turns = self._database.read(
+                "SELECT turn FROM failed_turns WHERE number = ? ORDER BY turn", number
+            )
             try:
                 whose, how = json.loads(ids), json.loads(options)
                 when = datetime.fromisoformat(failed_at)

@@ -22,7 +22,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def say(journal: Journal, *texts: str, scope: str = SCOPE) -> list[Turn]:
-    return journal.append_turns(scope, [NewTurn("user", "User", text, MAY) for text in texts])
+    return journal.turns.append(scope, [NewTurn("user", "User", text, MAY) for text in texts])
 
 
 def fail(journal: Journal, turns: list[Turn], error: str = "cut off", scope: str = SCOPE) -> None:
@@ -39,7 +39,7 @@ def test_a_failed_call_is_kept_with_its_turns_and_options(journal: Journal, tmp_
     assert (call.ids, call.options) == ({"user_id": "ada"}, {"metadata": {"n": 1}, "infer": True})
     assert (call.error, call.attempts) == ("cut off", 1)
     assert abs((datetime.now(UTC) - call.failed_at).total_seconds()) < 60
-    assert again.turns(call.turns) == turns
+    assert again.turns.get(call.turns) == turns
     again.close()
 
 
@@ -57,7 +57,7 @@ def test_a_call_that_went_well_is_settled(journal: Journal) -> None:
     fail(journal, second)
     journal.failed_adds.settle(first)
     assert [call.turns for call in journal.failed_adds.all()] == [(second[0].number,)]
-    assert len(journal.turns([first[0].number])) == 1, "its turns stay"
+    assert len(journal.turns.get([first[0].number])) == 1, "its turns stay"
     journal.failed_adds.settle(first)
     journal.failed_adds.settle([])
 
@@ -77,14 +77,14 @@ def test_calls_are_found_by_scope(journal: Journal) -> None:
 def test_a_forgotten_turn_leaves_the_call_and_the_last_one_takes_it_along(journal: Journal) -> None:
     turns = say(journal, "one", "two")
     fail(journal, turns)
-    journal.redact_turns([turns[0].number])
+    journal.turns.redact([turns[0].number])
     [call] = journal.failed_adds.all()
     assert call.turns == (turns[1].number,)
     fact = Fact("f", "user:ada", SCOPE, "t", "Two", "", MAY, turns[1].session, (turns[1].number,))
-    journal.write_facts([fact])
+    journal.facts.write([fact])
     journal.forget_facts(["f"])
     assert journal.failed_adds.all() == []
-    assert journal._read("SELECT COUNT(*) FROM failed_turns") == [(0,)]
+    assert journal.database.read("SELECT COUNT(*) FROM failed_turns") == [(0,)]
 
 
 def test_forgetting_everything_forgets_them_too(journal: Journal) -> None:
