@@ -62,12 +62,14 @@ def main(argv: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser("inferscale bench chat", description=main.__doc__)
     add_arguments(parser, random=False, context=8192)
     parser.add_argument("--turns", type=int, default=20, help="of the conversation (default 20)")
-    parser.add_argument("--k", type=int, default=10, help="memories recalled on each turn (default 10)")
+    parser.add_argument(
+        "--top-k", "--k", dest="k", type=int, default=10, help="memories recalled on each turn (default 10)"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="conversations of each kind (default 3)")
     parser.add_argument("--max-tokens", type=int, default=24, help="of an answer (default 24)")
     options = parser.parse_args(argv)
     if min(options.turns, options.k, options.repeat, options.max_tokens) < 1:
-        parser.error("--turns, --k, --repeat and --max-tokens must be at least 1")
+        parser.error("--turns, --top-k, --repeat and --max-tokens must be at least 1")
     with opened(options) as place:
         report = {
             "about": about(options, place),

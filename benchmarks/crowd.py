@@ -153,7 +153,7 @@ class Crowd:
             ids = self._template.plain([{"role": "user", "content": question}])
             return Prompt(user_id, (Segment(ids),))
         prepare = self._place.memory.aprepare if self._place.random else self._place.memory.prepare
-        prepared = await prepare(question, user_id=user_id, k=self._k, max_tokens=self._options.max_tokens)
+        prepared = await prepare(question, user_id=user_id, top_k=self._k, max_tokens=self._options.max_tokens)
         prompt: Prompt = prepared.prompt
         return prompt if path == "injected" else prompt.as_text()
 

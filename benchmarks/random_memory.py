@@ -139,15 +139,15 @@ class RandomMemory:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def prepare(self, text: str, *, user_id: str, k: int, max_tokens: int) -> Prepared:
-        """The prompt of a question with k facts, the nearest last. Arguments as `Memory.prepare` takes them."""
+    def prepare(self, text: str, *, user_id: str, top_k: int, max_tokens: int) -> Prepared:
+        """The prompt of a question with `top_k` facts, the nearest last. Arguments as `Memory.prepare` takes them."""
         vector = _vector(text)
         began = perf_counter()
         with self._lock:
             owner = self._owner(user_id)
             scores = owner.vectors @ vector
             nearest = (
-                np.argpartition(-scores, min(k, len(scores)) - 1)[:k] if len(scores) else np.empty(0, int)
+                np.argpartition(-scores, min(top_k, len(scores)) - 1)[:top_k] if len(scores) else np.empty(0, int)
             )
             ranked = nearest[np.argsort(-scores[nearest], kind="stable")]
             found = [(owner.texts[at], owner.ids[at], owner.keys[at]) for at in ranked]
@@ -175,9 +175,9 @@ class RandomMemory:
             perf_counter() - began,
         )
 
-    async def aprepare(self, text: str, *, user_id: str, k: int, max_tokens: int) -> Prepared:
+    async def aprepare(self, text: str, *, user_id: str, top_k: int, max_tokens: int) -> Prepared:
         """See `prepare`."""
-        return await asyncio.to_thread(self.prepare, text, user_id=user_id, k=k, max_tokens=max_tokens)
+        return await asyncio.to_thread(self.prepare, text, user_id=user_id, top_k=top_k, max_tokens=max_tokens)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

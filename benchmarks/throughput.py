@@ -33,7 +33,7 @@ def main(argv: Sequence[str] = ()) -> int:
     add_arguments(parser, random=True)
     parser.add_argument("--users", type=int, nargs="+", default=[1, 10, 50, 100], help="how many at once")
     parser.add_argument("--facts", type=int, default=40, help="of each user (default 40)")
-    parser.add_argument("--k", type=int, default=20, help="memories recalled (default 20)")
+    parser.add_argument("--top-k", "--k", dest="k", type=int, default=20, help="memories recalled (default 20)")
     parser.add_argument("--questions", type=int, default=2, help="of each user in a loop (default 2)")
     parser.add_argument("--rounds", type=int, default=3, help="loops along every path (default 3)")
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer (default 8)")

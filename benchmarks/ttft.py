@@ -45,12 +45,12 @@ def main(argv: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser("inferscale bench ttft", description=main.__doc__)
     add_arguments(parser, random=True)
     parser.add_argument(
-        "--k", type=int, nargs="+", default=[5, 10, 20, 50], help="how many memories to recall"
+        "--top-k", "--k", dest="k", type=int, nargs="+", default=[5, 10, 20, 50], help="how many memories to recall"
     )
     parser.add_argument("--repeat", type=int, default=9, help="questions along every path (default 9)")
     options = parser.parse_args(argv)
     if min(options.k) < 1 or options.repeat < 1:
-        parser.error("--k and --repeat must be at least 1")
+        parser.error("--top-k and --repeat must be at least 1")
     # The device tier holds one composition of any length, and little else: then it is soon full of somebody else's.
     with opened(options, device_tokens=options.max_model_len + 512) as place:
         report = {"about": about(options, place), **run(place, options.k, options.repeat)}

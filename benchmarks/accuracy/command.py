@@ -265,7 +265,9 @@ def _parser() -> argparse.ArgumentParser:
         "--m", type=int, nargs="+", default=[0], help="how many of the best stand as text, last"
     )
     parser.add_argument("--undated", action="store_true", help="facts' lines without their dates")
-    parser.add_argument("--k", type=int, nargs="*", default=[20], help="how many facts are recalled")
+    parser.add_argument(
+        "--top-k", "--k", dest="k", type=int, nargs="*", default=[20], help="how many facts are recalled"
+    )
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[], help="as many facts as fit so many tokens, instead of k"
     )

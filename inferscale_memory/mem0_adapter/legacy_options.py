@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
+
+from inferscale_memory.deprecation import warn
 
 # Keys of a configuration: what they are called now, or None where mem0 2 has nothing for them.
 OLD_OPTIONS = {
@@ -32,11 +32,3 @@ def current_options(config: Mapping[str, Any]) -> dict[str, Any]:
     if said:
         warn("; ".join(said))
     return options
-
-
-def warn(message: str) -> None:
-    """A DeprecationWarning at the line of the nearest caller that is not this library."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("inferscale_memory."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -29,6 +29,7 @@ from inferscale_memory.arguments import (
     refusal,
     repaired,
 )
+from inferscale_memory.deprecation import one_top_k
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.facts.filters import as_filters
 from inferscale_memory.facts.scope import IDS
@@ -68,6 +69,8 @@ def at_update(method: F) -> F:
 def _checked(method: F, own: Mapping[str, Check], has_door: Callable[[Any], bool]) -> F:
     form = signature(method)
     names = [name for name, parameter in form.parameters.items() if parameter.kind not in _REST][1:]
+    takes_both = {"top_k", "k"} <= set(names)  # as our own methods do; mem0 checks the top_k of its methods itself
+    own = {**({"top_k": CHECKS["k"]} if takes_both else {}), **own}
     checks = {name: own.get(name) or CHECKS[name] for name in names}
 
     def read(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -80,6 +83,8 @@ def _checked(method: F, own: Mapping[str, Check], has_door: Callable[[Any], bool
         for name, check in checks.items():
             if name in bound.arguments:
                 bound.arguments[name] = check(bound.arguments[name], name)
+        if takes_both and "k" in bound.arguments:
+            bound.arguments["top_k"] = one_top_k(bound.arguments.get("top_k"), bound.arguments.pop("k"))
         return bound.args, bound.kwargs
 
     if iscoroutinefunction(method):

@@ -13,9 +13,9 @@ from typing import Any, Literal, Self, overload
 import mem0
 from mem0.memory.main import _UNSET
 
+from inferscale_memory.deprecation import warn
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.engine.runner import Threads
-from inferscale_memory.mem0_adapter.legacy_options import warn
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.argument_checks import at_chat, at_face, at_update
 from inferscale_memory.memory.audit import Audit
@@ -149,6 +149,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         user_id: str | None = ...,
         agent_id: str | None = ...,
         run_id: str | None = ...,
+        top_k: int | None = ...,
         k: int | None = ...,
         stream: Literal[False] = ...,
         max_tokens: int = ...,
@@ -168,6 +169,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         user_id: str | None = ...,
         agent_id: str | None = ...,
         run_id: str | None = ...,
+        top_k: int | None = ...,
         k: int | None = ...,
         stream: Literal[True],
         max_tokens: int = ...,
@@ -187,6 +189,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         user_id: str | None = None,
         agent_id: str | None = None,
         run_id: str | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         stream: bool = False,
         max_tokens: int = 256,
@@ -205,7 +208,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
             self,
             messages,
             ids,
-            k=k,
+            k=top_k,
             stream=stream,
             max_tokens=max_tokens,
             inject=inject,
@@ -226,6 +229,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         user_id: str | None = None,
         agent_id: str | None = None,
         run_id: str | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int = 256,
         filters: Filters | None = None,
@@ -240,7 +244,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
             self,
             messages,
             ids,
-            k=k,
+            k=top_k,
             max_tokens=max_tokens,
             filters=filters,
             memories=memories,

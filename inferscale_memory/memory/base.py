@@ -188,6 +188,7 @@ class Face(Shared, Generic[Session]):
         user_id: str | None = None,
         agent_id: str | None = None,
         run_id: str | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         filters: Filters | None = None,
         system: str | None = None,
@@ -198,7 +199,7 @@ class Face(Shared, Generic[Session]):
 
         Args:
             user_id, agent_id, run_id: whose memories; at least one.
-            k, filters: as in `chat`, for every turn.
+            top_k, filters: as in `chat`, for every turn. `k` is short for `top_k`.
             system: the app's own system text.
             sticky: always go on while that is possible: then every memory that was recalled stays in the prompt.
 
@@ -210,7 +211,7 @@ class Face(Shared, Generic[Session]):
         self._check_open()
         search = partial(operations.search, self._kind, self, ids=ids)
         session: Session = self._session(
-            self, self._kind.wait, search, Scope.of(ids), k=k, filters=filters, system=system, sticky=sticky
+            self, self._kind.wait, search, Scope.of(ids), k=top_k, filters=filters, system=system, sticky=sticky
         )
         return session
 

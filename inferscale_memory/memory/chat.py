@@ -29,6 +29,7 @@ from inferscale_memory.memory.argument_checks import an, as_conversation, as_mem
 from inferscale_memory.memory.base import Face
 from inferscale_memory.memory.guarded import guarded
 from inferscale_memory.memory.instance import core_of
+from inferscale_memory.memory.old_chat_names import OldChatNames
 from inferscale_memory.memory.operations import Filters, Ids
 from inferscale_memory.prompt import PUBLIC_OWNER, Prompt, PromptTemplate, Segment
 from inferscale_memory.prompt.compose import check_fits
@@ -45,7 +46,7 @@ _with_options = checked(options=an(SamplingOptions, "a SamplingOptions"))
 
 
 @guarded
-class Chat(Shared):
+class Chat(OldChatNames, Shared):
     """Conversations with one engine. Every method has an async twin, whose name begins with `a`.
 
     A turn is `recall`, `prepare`, then `answer` or `stream`; `remember` writes it down. Nothing starts before it is
@@ -107,7 +108,7 @@ class Chat(Shared):
     def default_k(self) -> int:
         """How many memories a question recalls unless it says so; 0 without a memory."""
         self._check_open()
-        return 0 if self.memory is None else operations.behind(self.memory).injection.k
+        return 0 if self.memory is None else operations.behind(self.memory).injection.top_k
 
     @property
     def _engine(self) -> LazyEngine:
@@ -129,34 +130,46 @@ class Chat(Shared):
 
     @_with_messages
     def recall(
-        self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
+        self,
+        messages: Messages,
+        ids: Ids,
+        *,
+        top_k: int | None = None,
+        k: int | None = None,
+        filters: Filters | None = None,
     ) -> list[dict[str, Any]]:
-        """The k memories of a scope that are nearest to the question that `messages` end with, as mem0's `search`
-        returns them, best first, each with its score; before them those that are pinned, or instead of them the whole
-        memory, if the configuration says so.
+        """The `top_k` memories of a scope that are nearest to the question at the end of `messages`, as mem0's
+        `search` returns them: best first, each with its score. Pinned memories come before them, or the whole memory
+        instead of them, if the configuration says so. `k` is short for `top_k`.
 
         Raises:
             ValueError: no scope, as mem0's `search` says it.
             PromptError: an empty question.
         """
-        return run(self._recall(_HERE, messages, ids, k, filters))
+        return run(self._recall(_HERE, messages, ids, top_k, filters))
 
     @_with_messages
     async def arecall(
-        self, messages: Messages, ids: Ids, *, k: int | None = None, filters: Filters | None = None
+        self,
+        messages: Messages,
+        ids: Ids,
+        *,
+        top_k: int | None = None,
+        k: int | None = None,
+        filters: Filters | None = None,
     ) -> list[dict[str, Any]]:
         """See `recall`."""
-        return await self._recall(_THREADS, messages, ids, k, filters)
+        return await self._recall(_THREADS, messages, ids, top_k, filters)
 
     @checked(memories=as_memories)
-    def stand(self, memories: Sequence[Result]) -> bool:
-        """Whether all of `memories`, which `recall` gave, still are and say what they said. What is kept of one call
-        for the next must be asked about, or what was forgotten in between comes back."""
+    def is_current(self, memories: Sequence[Result]) -> bool:
+        """Whether all of `memories`, as `recall` returned them, still exist and have the same text. An app that keeps
+        memories from one call to the next must ask, or a memory that was forgotten in between comes back."""
         return run(self._stand(_HERE, memories))
 
     @checked(memories=as_memories)
-    async def astand(self, memories: Sequence[Result]) -> bool:
-        """See `stand`."""
+    async def ais_current(self, memories: Sequence[Result]) -> bool:
+        """See `is_current`."""
         return await self._stand(_THREADS, memories)
 
     @_with_messages
@@ -250,14 +263,14 @@ class Chat(Shared):
         await self._forget(_THREADS, memory_ids)
 
     @checked()
-    def version(self, ids: Ids) -> str:
-        """A digest of all that a question of this scope could recall now: what a cache of answers must know them
-        by. It reads every fact of the scope."""
+    def fingerprint(self, ids: Ids) -> str:
+        """A digest of everything that a question of this scope can recall now, for the key of a cache of answers. It
+        reads every fact of the scope."""
         return run(self._version(_HERE, ids))
 
     @checked()
-    async def aversion(self, ids: Ids) -> str:
-        """See `version`."""
+    async def afingerprint(self, ids: Ids) -> str:
+        """See `fingerprint`."""
         return await self._version(_THREADS, ids)
 
     # -- the bodies ------------------------------------------------------------------------------------------
@@ -268,8 +281,8 @@ class Chat(Shared):
         text = question(conversation(messages))
         memory = self._with_memory()
         injection = operations.behind(memory).injection
-        besides = k is None and (injection.whole or injection.pinned)
-        if not besides and (injection.k if k is None else k) < 1:
+        besides = k is None and (injection.full_memory_tokens or injection.pinned)
+        if not besides and (injection.top_k if k is None else k) < 1:
             checked_scope(ids)
             return []
         found = await _ask(

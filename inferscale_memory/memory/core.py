@@ -86,7 +86,7 @@ class Core:
         at_hand = AtHand()
         self.outbox = Outbox(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
-        self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.whole)
+        self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.full_memory_tokens)
         self.pinned = Pinned(self.journal, lambda: stores.vector_store, self.injection.pinned)
         nearest = Nearest(
             self.journal,
@@ -100,7 +100,7 @@ class Core:
             self.engine,
             at_hand,
             preambles,
-            w=self.injection.w,
+            w=self.injection.context_turns,
             neighbours=neighbours if self.injection.in_company else None,
             check=self._check,
             expire=lambda: self.writes.expire(),

@@ -14,9 +14,9 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
 from inferscale_memory.arguments import optional, refusal
+from inferscale_memory.deprecation import warn
 from inferscale_memory.facts.filters import as_filters
 from inferscale_memory.facts.scope import IDS
-from inferscale_memory.mem0_adapter.legacy_options import warn
 from inferscale_memory.memory.argument_checks import as_scope_id
 from inferscale_memory.memory.instance import core_of
 

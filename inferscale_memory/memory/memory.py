@@ -180,6 +180,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         user_id: str | None = ...,
         agent_id: str | None = ...,
         run_id: str | None = ...,
+        top_k: int | None = ...,
         k: int | None = ...,
         stream: Literal[False] = ...,
         max_tokens: int = ...,
@@ -199,6 +200,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         user_id: str | None = ...,
         agent_id: str | None = ...,
         run_id: str | None = ...,
+        top_k: int | None = ...,
         k: int | None = ...,
         stream: Literal[True],
         max_tokens: int = ...,
@@ -218,6 +220,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         user_id: str | None = None,
         agent_id: str | None = None,
         run_id: str | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         stream: bool = False,
         max_tokens: int = 256,
@@ -234,13 +237,14 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         Args:
             messages: a question, or a conversation that ends with one.
             user_id, agent_id, run_id: whose memories; at least one.
-            k: how many memories besides pinned ones, by default `injection.k`; 0 for none at all.
+            top_k: how many memories besides pinned ones, by default `injection.top_k`; 0 for no memories. `k` is short
+                for it.
             stream: yield the answer piece by piece; the last piece carries the reply.
             max_tokens: most tokens of the answer; memories leave room for them where the conversation does. What the
                 prompt leaves of the model's context is what can be said.
             inject: False prefills the very same prompt as text.
-            session: the conversation this question belongs to; its scope, filters and k are settled, and
-                `messages` is the question alone.
+            session: the conversation this question belongs to; it has its own scope, filters and
+                top_k, and `messages` is the question alone.
             filters: mem0's filters, beyond the ids.
             options: how tokens are drawn; `max_tokens` wins over what they say.
             memories: results of `search` that are to be used instead of searching; none when it is empty.
@@ -260,7 +264,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
                 self,
                 messages,
                 ids,
-                k=k,
+                k=top_k,
                 stream=stream,
                 max_tokens=max_tokens,
                 inject=inject,
@@ -282,6 +286,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         user_id: str | None = None,
         agent_id: str | None = None,
         run_id: str | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int = 256,
         filters: Filters | None = None,
@@ -298,7 +303,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
                 self,
                 messages,
                 ids,
-                k=k,
+                k=top_k,
                 max_tokens=max_tokens,
                 filters=filters,
                 memories=memories,

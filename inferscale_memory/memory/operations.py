@@ -332,7 +332,7 @@ async def search(
         if everything is not None:
             return everything
     pinned = [] if k == 0 else await _pinned(kind, memory, wanted, ids)
-    k = core.injection.k if k is None else k
+    k = core.injection.top_k if k is None else k
     if pinned and not k:
         return pinned
     names, asked = {row["id"] for row in pinned}, k + len(pinned)

@@ -279,6 +279,7 @@ class ChatSession(Conversation):
         self,
         text: Messages,
         *,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int | None = None,
         inject: bool = True,
@@ -292,7 +293,7 @@ class ChatSession(Conversation):
 
         Args:
             text: a question, or messages that end with one or with results of tools.
-            k, filters: as `session` has settled them, unless they are given.
+            top_k, filters: as given to `session`, unless they are given here. `k` is short for `top_k`.
             max_tokens: most tokens of the answer; by default what `options` say.
             inject, options, memories, tools, tool_choice: see `Memory.chat`.
 
@@ -300,7 +301,7 @@ class ChatSession(Conversation):
             PromptError: `text` is empty, or alone too long for the model's context.
         """
         return run(
-            self._chat(_turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice))
+            self._chat(_turn(text, top_k, max_tokens, inject, filters, options, memories, tools, tool_choice))
         )
 
     @_at_turn
@@ -308,6 +309,7 @@ class ChatSession(Conversation):
         self,
         text: Messages,
         *,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int | None = None,
         inject: bool = True,
@@ -320,7 +322,7 @@ class ChatSession(Conversation):
         """The same, piece by piece. An answer that is not read to its end does not become part of the
         conversation."""
         called = perf_counter()
-        turn = _turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice)
+        turn = _turn(text, top_k, max_tokens, inject, filters, options, memories, tools, tool_choice)
         return self._remembering(turn, run(self._prepare(turn)), called)
 
     def _remembering(self, turn: _Turn, prepared: Prepared, called: float) -> Iterator[ReplyChunk]:
@@ -342,6 +344,7 @@ class AsyncChatSession(Conversation):
         self,
         text: Messages,
         *,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int | None = None,
         inject: bool = True,
@@ -352,7 +355,7 @@ class AsyncChatSession(Conversation):
         tool_choice: str | None = None,
     ) -> Reply:
         """See `ChatSession.chat`."""
-        turn = _turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice)
+        turn = _turn(text, top_k, max_tokens, inject, filters, options, memories, tools, tool_choice)
         return await self._chat(turn)
 
     @_at_turn
@@ -360,6 +363,7 @@ class AsyncChatSession(Conversation):
         self,
         text: Messages,
         *,
+        top_k: int | None = None,
         k: int | None = None,
         max_tokens: int | None = None,
         inject: bool = True,
@@ -371,7 +375,7 @@ class AsyncChatSession(Conversation):
     ) -> AsyncIterator[ReplyChunk]:
         """See `ChatSession.stream`; for `async for`. Nothing happens before the first piece is asked for."""
         return self._remembering(
-            _turn(text, k, max_tokens, inject, filters, options, memories, tools, tool_choice), perf_counter()
+            _turn(text, top_k, max_tokens, inject, filters, options, memories, tools, tool_choice), perf_counter()
         )
 
     async def _remembering(self, turn: _Turn, called: float) -> AsyncIterator[ReplyChunk]:

@@ -201,7 +201,7 @@ class Recall:
     def budget(self, found: Sequence[Found]) -> int | None:
         """Most tokens of memories; None for as many as fit. A whole memory has a budget of its own."""
         whole = bool(found) and all(item.whole for item in found)
-        return None if whole else self._injection.tokens or None
+        return None if whole else self._injection.max_memory_tokens or None
 
     def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
         """An app's own system text may hold a user's words, so its blob is that user's."""

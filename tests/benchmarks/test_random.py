@@ -86,7 +86,7 @@ def test_what_was_injected_is_hit_by_nobody(engine: RandomEngine, tmp_path: Path
     [user, _] = load(talk_file(tmp_path))
     memory.write("ada", user.sessions[0])
     memory.flush()
-    prepared = memory.prepare("What is the cat called?", user_id="ada", k=3, max_tokens=3)
+    prepared = memory.prepare("What is the cat called?", user_id="ada", top_k=3, max_tokens=3)
     injected = engine.generate(prepared.prompt.salted("mixed"), THREE)
     assert injected.injected_tokens > 0
     assert engine.generate(prepared.prompt.as_text().salted("mixed"), THREE).cached_tokens == 0
@@ -98,15 +98,15 @@ def test_a_question_recalls_the_same_facts_and_what_is_not_encoded_is_text(
     memory = RandomMemory(engine)
     [user, _] = load(talk_file(tmp_path))
     memory.write("ada", user.sessions[0])
-    before = memory.prepare("Who marries?", user_id="ada", k=4, max_tokens=3)
+    before = memory.prepare("Who marries?", user_id="ada", top_k=4, max_tokens=3)
     memory.flush()
-    after = memory.prepare("Who marries?", user_id="ada", k=4, max_tokens=3)
+    after = memory.prepare("Who marries?", user_id="ada", top_k=4, max_tokens=3)
     assert before.memories == after.memories
     assert before.prompt.ids == after.prompt.ids
     assert not before.prompt.composition
     assert len(after.prompt.composition) == 5, "the preamble and four facts"
-    assert len(memory.prepare("Who marries?", user_id="ada", k=99, max_tokens=3).memories) == len(SAID)
-    assert memory.prepare("Who marries?", user_id="nobody", k=4, max_tokens=3).memories == ()
+    assert len(memory.prepare("Who marries?", user_id="ada", top_k=99, max_tokens=3).memories) == len(SAID)
+    assert memory.prepare("Who marries?", user_id="nobody", top_k=4, max_tokens=3).memories == ()
 
 
 BLOCKED = """

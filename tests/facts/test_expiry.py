@@ -63,7 +63,7 @@ def test_what_ended_an_hour_ago_is_nowhere(either: Settled, when: Any) -> None:
 
 
 def test_what_stands_in_every_prompt_ends_too(open_face: OpenFace) -> None:
-    for injection in ({"whole": 1000}, {"pinned": "pinned"}):
+    for injection in ({"full_memory_tokens": 1000}, {"pinned": "pinned"}):
         memory = open_face(injection=injection)
         memory.add("Plums", infer=False, metadata={"pinned": True}, expiration_date=now() - HOUR, **ADA)
         assert memory.chat("What?", **ADA, max_tokens=1).memories == ()

@@ -97,7 +97,7 @@ def test_near_pinned_ones_leave_room_for_other_neighbours(
 
 
 def test_alone_they_are_exact(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"pinned": "pinned", "k": 0})
+    memory = open_memory(injection={"pinned": "pinned", "top_k": 0})
     say(memory, *OTHERS)
     pin(memory, *PINNED)
     memory.flush()
@@ -108,7 +108,7 @@ def test_alone_they_are_exact(open_memory: OpenMemory) -> None:
 
 
 def test_they_are_exact_whatever_was_said_before_them(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"pinned": "pinned", "k": 0, "w": 2})
+    memory = open_memory(injection={"pinned": "pinned", "top_k": 0, "context_turns": 2})
     for number, fact in enumerate(PINNED):
         said = [{"role": "user", "content": text} for text in (OTHERS[number], fact)]
         [other, one] = memory.add(said, infer=False, timestamp="2024-05-12T10:00:00", **ADA)["results"]
@@ -199,7 +199,7 @@ def test_a_call_that_wants_nothing_or_says_what_is_marked(memory: Memory) -> Non
 def test_of_more_than_fit_the_first_written_stay(
     open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, engine: WatchedEngine
 ) -> None:
-    memory = open_memory(injection={"pinned": "pinned", "k": 1, "tokens": 75, "neighbours": 0})
+    memory = open_memory(injection={"pinned": "pinned", "top_k": 1, "max_memory_tokens": 75, "neighbours": 0})
     pin(memory, *PINNED)
     say(memory, *OTHERS)
     memory.flush()
@@ -230,7 +230,7 @@ def test_pinned_for_a_run_they_are_in_front_there_alone(memory: Memory, engine: 
 
 
 def test_a_session_keeps_to_the_budget(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"tokens": 75, "k": 20})
+    memory = open_memory(injection={"max_memory_tokens": 75, "top_k": 20})
     say(memory, *PINNED, *OTHERS)
     memory.flush()
     session = memory.session(**ADA)
@@ -259,14 +259,14 @@ def test_a_store_that_compares_loosely_pins_nothing_else(
 
 
 def test_a_chat_that_recalls_nothing_else(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"pinned": "pinned", "k": 0})
+    memory = open_memory(injection={"pinned": "pinned", "top_k": 0})
     pin(memory, *PINNED)
     say(memory, *OTHERS)
     assert [row["memory"] for row in Chat(memory=memory).recall(QUESTION, ADA)] == PINNED
 
 
 def test_they_are_left_out_last_and_never_moved(open_memory: OpenMemory, engine: WatchedEngine) -> None:
-    memory = open_memory(injection={"pinned": "pinned", "tokens": 100, "text_last": 2})
+    memory = open_memory(injection={"pinned": "pinned", "max_memory_tokens": 100, "text_last": 2})
     say(memory, *OTHERS)
     pin(memory, *PINNED)
     memory.flush()
@@ -279,7 +279,7 @@ def test_they_are_left_out_last_and_never_moved(open_memory: OpenMemory, engine:
 
 @pytest.mark.parametrize("store", STORES)
 def test_over_every_store_and_both_faces(open_face: OpenFace, store: str) -> None:
-    memory = open_face(injection={"pinned": "core", "k": 1}, vector_store={"provider": store, "config": {}})
+    memory = open_face(injection={"pinned": "core", "top_k": 1}, vector_store={"provider": store, "config": {}})
     message = [{"role": "user", "content": PINNED[0]}]
     memory.add(message, infer=False, metadata={"core": True}, **ADA)
     memory.add([{"role": "user", "content": fact} for fact in OTHERS], infer=False, **ADA)

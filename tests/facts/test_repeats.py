@@ -115,27 +115,27 @@ class TestTakenWhole:
         assert apart(reply, text) < CLOSE
 
     def test_each_line_stands_once(self, open_memory: OpenMemory) -> None:
-        memory = open_memory(injection={"whole": 1000})
+        memory = open_memory(injection={"full_memory_tokens": 1000})
         for text in (CAT, TEA, CAT, RADIATOR):
             say(memory, text)
         self.check(memory, CAT, TEA, RADIATOR)
 
     def test_a_repeat_that_gets_other_words_stands_from_then_on(self, open_memory: OpenMemory) -> None:
-        memory = open_memory(injection={"whole": 1000})
+        memory = open_memory(injection={"full_memory_tokens": 1000})
         ids = [say(memory, text)[0] for text in (CAT, TEA, CAT, RADIATOR)]
         memory.flush()
         memory.update(ids[2], "My dog is called Rex")
         self.check(memory, CAT, TEA, "My dog is called Rex", RADIATOR)
 
     def test_where_the_first_is_deleted_its_repeat_stands(self, open_memory: OpenMemory) -> None:
-        memory = open_memory(injection={"whole": 1000})
+        memory = open_memory(injection={"full_memory_tokens": 1000})
         ids = [say(memory, text)[0] for text in (CAT, TEA, CAT, RADIATOR)]
         memory.flush()
         memory.delete(ids[0])
         self.check(memory, TEA, CAT, RADIATOR)
 
     def test_what_was_said_again_on_another_day_tells_something(self, open_memory: OpenMemory) -> None:
-        memory = open_memory(injection={"whole": 1000})
+        memory = open_memory(injection={"full_memory_tokens": 1000})
         for text, day in ((CAT, MAY), (TEA, MAY), (CAT, JUNE)):
             say(memory, text, at=day)
         self.check(memory, CAT, TEA, CAT)

@@ -28,7 +28,7 @@ QUESTION = "What should the caterer know?"
 
 @pytest.fixture
 def memory(open_memory: OpenMemory) -> Memory:
-    return open_memory(injection={"whole": 1000})
+    return open_memory(injection={"full_memory_tokens": 1000})
 
 
 def asked(memory: Memory, *, inject: bool = True, **options: Any) -> Reply:
@@ -83,7 +83,7 @@ def test_what_is_forgotten_is_encoded_around(memory: Memory, engine: WatchedEngi
 
 
 def test_beyond_the_budget_a_question_is_searched(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"whole": 120, "k": 2})
+    memory = open_memory(injection={"full_memory_tokens": 120, "top_k": 2})
     say(memory, *FACTS[:2])
     memory.flush()
     assert len(texts(asked(memory))) == 2
@@ -110,7 +110,7 @@ def test_nobody_elses_and_nothing_expired(memory: Memory) -> None:
 
 
 def test_both_faces_and_sessions_take_it_whole(open_face: OpenFace) -> None:
-    memory = open_face(injection={"whole": 1000, "k": 1})
+    memory = open_face(injection={"full_memory_tokens": 1000, "top_k": 1})
     memory.add([{"role": "user", "content": fact} for fact in FACTS], infer=False, **ADA)
     memory.flush()
     assert set(texts(memory.chat(QUESTION, **ADA, max_tokens=2))) == set(FACTS)
@@ -119,7 +119,7 @@ def test_both_faces_and_sessions_take_it_whole(open_face: OpenFace) -> None:
 
 
 def test_whatever_the_order_of_dates(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"whole": 1000, "order": "chronological"})
+    memory = open_memory(injection={"full_memory_tokens": 1000, "order": "chronological"})
     for fact, year in zip(FACTS, (2024, 2021, 2026, 2020, 2025, 2022), strict=True):
         say(memory, fact, at=f"{year}-01-01")
     memory.flush()
@@ -136,7 +136,7 @@ def test_expired_ones_hide_nothing(memory: Memory) -> None:
 
 
 def test_expired_ones_that_fill_the_listing_leave_it_to_the_search(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"whole": 100})
+    memory = open_memory(injection={"full_memory_tokens": 100})
     say(memory, FACTS[0])
     yesterday = (date.today() - timedelta(days=2)).isoformat()
     for number in range(40):
@@ -150,7 +150,7 @@ def test_blobs_from_before_are_made_anew(open_memory: OpenMemory, engine: Watche
     say(before, *FACTS)
     before.flush()
     before.close()
-    memory = open_memory(injection={"whole": 1000})
+    memory = open_memory(injection={"full_memory_tokens": 1000})
     assert injected(asked(memory)) == [], "none of them is part of a chain"
     memory.flush()
     assert set(injected(asked(memory))) == set(FACTS)
@@ -163,7 +163,7 @@ def test_blobs_from_before_are_made_anew(open_memory: OpenMemory, engine: Watche
 
 
 def test_a_memory_that_has_shrunk_is_exact_again(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"whole": 150, "neighbours": 2})
+    memory = open_memory(injection={"full_memory_tokens": 150, "neighbours": 2})
     ids = say(memory, *FACTS, *(f"I have a plant, it is number {number}" for number in range(8)))
     memory.flush()
     for name in ids[6:]:
@@ -181,7 +181,7 @@ def test_what_is_forgotten_costs_what_stands_on_it_its_own_tokens(
     open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
     """More facts than are encoded in one batch: they are taken in the order in which they were written."""
-    memory = open_memory(injection={"whole": 4000})
+    memory = open_memory(injection={"full_memory_tokens": 4000})
     ids = say(memory, *(f"I have a plant, number {number}" for number in range(70)))
     memory.flush()
     many = len(engine.encoded)
@@ -196,12 +196,12 @@ def test_what_is_forgotten_costs_what_stands_on_it_its_own_tokens(
 
 
 def test_a_k_of_none_is_not_asked(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"whole": 1000, "k": 0})
+    memory = open_memory(injection={"full_memory_tokens": 1000, "top_k": 0})
     say(memory, *FACTS)
     assert len(Chat(memory=memory).recall(QUESTION, ADA)) == 6
     assert Chat(memory=memory).recall(QUESTION, ADA, k=0) == []
 
 
 def test_a_budget_that_is_none_is_refused(open_memory: OpenMemory) -> None:
-    with pytest.raises(ConfigurationError, match=r"injection.whole must be"):
-        open_memory(injection={"whole": -1})
+    with pytest.raises(ConfigurationError, match=r"injection.full_memory_tokens must be"):
+        open_memory(injection={"full_memory_tokens": -1})

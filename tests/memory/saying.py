@@ -9,7 +9,7 @@ from inferscale_memory.memory import Memory, Reply
 ADA = {"user_id": "ada"}
 BEN = {"user_id": "ben"}
 MAY = "2024-05-12T10:00:00"
-WINDOWS = {"neighbours": 0, "w": 24}
+WINDOWS = {"neighbours": 0, "context_turns": 24}
 """`injection` of a memory whose facts are encoded behind the turns of their session."""
 CLOSE, APART = 1e-4, 1e-3
 """How far two replies' log-probabilities in float32 are apart at most where both are exact, and at least where not."""

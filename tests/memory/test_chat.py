@@ -70,7 +70,7 @@ def test_memories_stand_by_session_the_most_relevant_ones_last(
 
 
 def test_a_budget_of_tokens_leaves_out_the_least_relevant(open_memory: OpenMemory) -> None:
-    memory = open_memory(injection={"tokens": 60, "k": 50})
+    memory = open_memory(injection={"max_memory_tokens": 60, "top_k": 50})
     say(memory, *FACTS, *(f"I have a plant, it is number {number}" for number in range(12)))
     memory.flush()
     prepared = memory.prepare("What is my cat called?", **ADA)

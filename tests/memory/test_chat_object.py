@@ -108,19 +108,19 @@ def test_what_is_remembered_is_recalled(chat: Either, filled: Settled) -> None:
 def test_the_version_changes_with_every_change_of_the_scope_and_no_other(
     chat: Either, filled: Settled
 ) -> None:
-    seen = [chat.version(ADA)]
-    assert chat.version(ADA) == seen[0]
-    assert chat.version(BEN) != seen[0]
+    seen = [chat.fingerprint(ADA)]
+    assert chat.fingerprint(ADA) == seen[0]
+    assert chat.fingerprint(BEN) != seen[0]
     filled.add([{"role": "user", "content": "My dog is old"}], **BEN, infer=False)
-    assert chat.version(ADA) == seen[0]
+    assert chat.fingerprint(ADA) == seen[0]
     fact = filled.add([{"role": "user", "content": "I play the oboe"}], **ADA, infer=False)["results"][0][
         "id"
     ]
-    seen.append(chat.version(ADA))
+    seen.append(chat.fingerprint(ADA))
     filled.update(fact, "I play the horn")
-    seen.append(chat.version(ADA))
+    seen.append(chat.fingerprint(ADA))
     filled.update(fact, "I play the horn", expiration_date="2020-01-01")
-    seen.append(chat.version(ADA))
+    seen.append(chat.fingerprint(ADA))
     assert len(set(seen[:3])) == 3
     assert seen[3] not in seen[1:3]
 
@@ -155,7 +155,7 @@ def test_without_a_memory_it_is_a_chat_model(engine: WatchedEngine, way: str) ->
     for need in (
         lambda: chat.recall("Hello", ADA),
         lambda: chat.remember("Hello", ADA),
-        lambda: chat.version(ADA),
+        lambda: chat.fingerprint(ADA),
     ):
         with pytest.raises(ConfigurationError, match="pass one as `memory`"):
             need()
@@ -263,12 +263,12 @@ def test_what_was_recalled_stands_until_some_of_it_is_forgotten_or_changed(
     chat: Either, filled: Settled
 ) -> None:
     found = chat.recall(QUESTION, ADA)
-    assert chat.stand(found)
-    assert chat.stand([])
+    assert chat.is_current(found)
+    assert chat.is_current([])
     filled.update(found[0]["id"], "My cat is called Momo")
-    assert not chat.stand(found)
+    assert not chat.is_current(found)
     found = chat.recall(QUESTION, ADA)
-    assert chat.stand(found)
+    assert chat.is_current(found)
     filled.delete(found[-1]["id"])
-    assert not chat.stand(found)
-    assert chat.stand(found[:-1])
+    assert not chat.is_current(found)
+    assert chat.is_current(found[:-1])

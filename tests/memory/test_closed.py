@@ -44,11 +44,11 @@ FILTERED = {"search", "get_all"}
 SCOPED = {"add", "chat", "prepare", "delete_all", "session"}
 CHAT: dict[str, tuple[Any, ...]] = {
     "recall": ("tea?", ADA),
-    "stand": ([{"id": "1", "memory": "I like tea"}],),
+    "is_current": ([{"id": "1", "memory": "I like tea"}],),
     "prepare": ("tea?", ADA),
     "remember": ("I like tea", ADA),
     "forget": (["1"],),
-    "version": (ADA,),
+    "fingerprint": (ADA,),
 }
 ENGINE: dict[str, tuple[Any, ...]] = {
     "encode": ([EncodeRequest("user:ada", (5, 6, 7), (Span(1, 3),))],),

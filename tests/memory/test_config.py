@@ -99,14 +99,14 @@ def test_arguments_and_dictionary_say_the_same(
     engine: WatchedEngine, hashing_embedder: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {"embedder": hashing_embedder}
-    ours: dict[str, Any] = {"engine": engine, "injection": {"k": 3}, "folder": tmp_path / "one"}
+    ours: dict[str, Any] = {"engine": engine, "injection": {"top_k": 3}, "folder": tmp_path / "one"}
     with Memory(config, **ours) as one:
         assert one._core is not None
-        assert one._core.injection.k == 3
+        assert one._core.injection.top_k == 3
         assert (tmp_path / "one" / "journal.sqlite").exists()
     with Memory.from_config({**config, **ours, "folder": tmp_path / "two"}) as two:
         assert two._core is not None
-        assert two._core.injection.k == 3
+        assert two._core.injection.top_k == 3
         assert two.engine is engine
 
 
@@ -138,9 +138,9 @@ def test_a_store_in_a_file_gets_its_place_under_the_folder(home: Path) -> None:
 
 
 def test_the_users_dictionary_is_not_changed() -> None:
-    mine: dict[str, Any] = {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"k": 2}}
+    mine: dict[str, Any] = {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"top_k": 2}}
     Settings.read(mine)
-    assert mine == {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"k": 2}}
+    assert mine == {"vector_store": {"provider": "qdrant", "config": {}}, "injection": {"top_k": 2}}
 
 
 def test_mem0s_configuration_object_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_options_for_the_engine_as_llm_are_handed_on() -> None:
         ({"engine": {"provider": "llama.cpp"}}, "use vllm or transformers"),
         ({"engine": 7}, "pass an Engine"),
         ({"injection": {"topk": 7}}, "has no 'topk'"),
-        ({"injection": {"k": -1}}, "injection.k must be"),
-        ({"injection": {"w": 1.5}}, "injection.w must be"),
+        ({"injection": {"top_k": -1}}, "injection.top_k must be"),
+        ({"injection": {"context_turns": 1.5}}, "injection.context_turns must be"),
     ],
 )
 def test_what_cannot_work_is_refused_early(config: dict[str, Any], says: str) -> None:
@@ -208,7 +208,7 @@ def test_a_journal_that_cannot_be_opened_is_named(open_memory: OpenMemory, tmp_p
 
 
 def test_injection_has_few_options_and_good_defaults() -> None:
-    assert Injection() == Injection(k=20, neighbours=8, w=0, text_last=0)
+    assert Injection() == Injection(top_k=20, neighbours=8, context_turns=0, text_last=0)
 
 
 def test_a_folder_whose_embedded_qdrant_is_in_use_is_said(open_memory: OpenMemory) -> None:

@@ -73,6 +73,6 @@ def test_values_travel_whole(memory: Memory) -> None:
     prepared = memory.prepare("What do I like?", **ADA)
     reply = memory.chat("What do I like?", **ADA, options=SamplingOptions(logprobs=2), max_tokens=2)
     options = SamplingOptions(max_tokens=3, stop=("\n",), json_schema={"type": "object"})
-    for value in (Injection(k=3, w=8), options, prepared, reply, *reply.memories, reply.completion):
+    for value in (Injection(top_k=3, context_turns=8), options, prepared, reply, *reply.memories, reply.completion):
         assert pickle.loads(pickle.dumps(value)) == value
         assert copy.deepcopy(value) == value

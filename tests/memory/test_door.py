@@ -14,6 +14,7 @@ from mem0.exceptions import MemoryError as Mem0Error
 
 from inferscale_memory import AsyncMemory, Chat, ConfigurationError, InferScaleError, Injection, Memory
 from inferscale_memory.engine.base import SamplingOptions
+from inferscale_memory.memory.old_chat_names import OldChatNames
 from inferscale_memory.memory.session import AsyncChatSession, ChatSession
 from tests.memory.conftest import OpenFace, OpenMemory
 from tests.memory.faces import Settled
@@ -196,13 +197,13 @@ def test_no_argument_of_a_session_reaches_the_depths(filled: Settled, method: st
 
 CHAT = {
     "recall": {"messages": "What do I like?", "ids": ADA},
-    "stand": {"memories": []},
+    "is_current": {"memories": []},
     "prepare": {"messages": "What do I like?", "ids": ADA},
     "answer": {"prepared": None, "options": SamplingOptions(max_tokens=1)},
     "stream": {"prepared": None, "options": SamplingOptions(max_tokens=1)},
     "remember": {"messages": "I like tea", "ids": ADA, "infer": False},
     "forget": {"memory_ids": []},
-    "version": {"ids": ADA},
+    "fingerprint": {"ids": ADA},
 }
 
 
@@ -210,7 +211,7 @@ CHAT = {
 def test_no_argument_of_a_chat_reaches_the_depths(memory: Memory, method: str) -> None:
     say(memory, "I like tea")
     chat = Chat(memory=memory)
-    calls = {name for name in public(Chat) if callable(getattr(Chat, name))}
+    calls = {name for name in public(Chat) if callable(getattr(Chat, name))} - public(OldChatNames)
     assert calls - {"close"} == {*CHAT, *(f"a{name}" for name in CHAT)}
     good = dict(CHAT[method])
     if "prepared" in good:
@@ -280,7 +281,7 @@ def test_good_values_of_other_libraries_are_taken(memory: Memory) -> None:
     assert len(prepared.memories) == 1
     assert len(memory.get_all(filters=ADA, top_k=np.int64(1))["results"]) == 1
     assert memory.search("tea", filters=ADA, threshold=np.float32(0.0), top_k=np.uint8(1))["results"]
-    assert Injection(k=np.int64(3)).k == 3
+    assert Injection(top_k=np.int64(3)).top_k == 3
 
 
 @pytest.mark.parametrize("blank", ["", " \n"])

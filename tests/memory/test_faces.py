@@ -442,7 +442,7 @@ class TestOurOwn:
         self, face: str, loop: Any, tmp_path: Path, hashing_embedder: Any, engine: WatchedEngine
     ) -> None:
         memory = OURS[face](
-            {"embedder": hashing_embedder}, engine=engine, injection={"k": 1}, folder=tmp_path / "m"
+            {"embedder": hashing_embedder}, engine=engine, injection={"top_k": 1}, folder=tmp_path / "m"
         )
         settled = Settled(memory, loop.run)
         fill(settled)

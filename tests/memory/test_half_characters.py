@@ -87,7 +87,7 @@ def test_a_chat_remembers_and_answers_it(memory: Memory) -> None:
     chat.remember(HALF, ADA, infer=False)
     found = chat.recall(HALF, ADA)
     assert [one["memory"] for one in found] == [REPLACED]
-    assert chat.stand(found)
+    assert chat.is_current(found)
     assert chat.answer(chat.prepare(HALF, ADA, found, max_tokens=2))
 
 

@@ -237,7 +237,7 @@ def test_a_blob_that_another_takes_the_place_of_is_forgotten(
     first.close()
     entries = [call for call in engine.forgotten if call[1]]
     assert entries == []
-    whole = open_memory(injection={"whole": 4000, "neighbours": 0})
+    whole = open_memory(injection={"full_memory_tokens": 4000, "neighbours": 0})
     assert whole._core is not None
     ids = [fact["id"] for fact in whole.get_all(filters=ADA)["results"]]
     before = {entry.key for entry in whole._core.journal.ledger.get(ids, engine.fingerprint).values()}
@@ -255,9 +255,9 @@ def test_what_expired_meanwhile_stands_no_more(memory: Memory) -> None:
     (cat,) = say(memory, "My cat is called Miso")
     chat = Chat(memory=memory)
     found = chat.recall("What is my cat called?", ADA)
-    assert chat.stand(found)
+    assert chat.is_current(found)
     memory.update(cat, expiration_date="2020-01-01")
-    assert not chat.stand(found)
+    assert not chat.is_current(found)
 
 
 def test_an_encode_that_fails_leaves_no_words_of_what_went_meanwhile(

@@ -21,7 +21,7 @@ CATS = ("My cat is called Miso", "My cat is grey", "My cat sleeps on the radiato
 
 @pytest.fixture
 def memory(open_memory: OpenMemory) -> Memory:
-    return open_memory(injection={"neighbours": 2, "w": 0})
+    return open_memory(injection={"neighbours": 2, "context_turns": 0})
 
 
 def encoded(engine: WatchedEngine, fact: str) -> str:
@@ -76,7 +76,7 @@ def test_what_is_written_together_knows_only_what_stands_before_it(
 
 
 def test_neighbours_are_of_the_same_scope(open_memory: OpenMemory, engine: WatchedEngine) -> None:
-    memory = open_memory(injection={"neighbours": 5, "w": 0})
+    memory = open_memory(injection={"neighbours": 5, "context_turns": 0})
     say(memory, "My cat is called Rex", **BEN)
     say(memory, "My cat is called Leo", user_id="ada", run_id="one")
     say(memory, CATS[0], user_id="ada", run_id="two")
@@ -115,7 +115,7 @@ def test_a_reworded_neighbour_is_read_anew(memory: Memory, engine: WatchedEngine
 def test_turns_stand_behind_neighbours_and_nothing_twice(
     open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
-    memory = open_memory(injection={"neighbours": 3, "w": 1})
+    memory = open_memory(injection={"neighbours": 3, "context_turns": 1})
     say(memory, CATS[0], at="2024-01-01")
     say(memory, "I moved to Porto", CATS[1], at="2024-05-01")
     memory.flush()
@@ -125,7 +125,7 @@ def test_turns_stand_behind_neighbours_and_nothing_twice(
 
 
 def test_what_does_not_fit_is_left_out_from_the_front(open_memory: OpenMemory, engine: WatchedEngine) -> None:
-    memory = open_memory(injection={"neighbours": 8, "w": 0})
+    memory = open_memory(injection={"neighbours": 8, "context_turns": 0})
     long = [f"My cat said {word} " + "meow " * 1200 for word in ("one", "two", "three")]
     for text in long:
         say(memory, text)
@@ -216,7 +216,7 @@ def test_what_goes_into_a_fact_through_others_is_forgotten_too(
     open_memory: OpenMemory, engine: WatchedEngine
 ) -> None:
     """With one neighbour each, the facts are a pile: the first is in all of them, and in the prompt of one."""
-    memory = open_memory(injection={"neighbours": 1, "w": 0})
+    memory = open_memory(injection={"neighbours": 1, "context_turns": 0})
     facts = [*CATS, "My cat is called Miso and sleeps"]
     [first, *_] = [say(memory, fact)[0] for fact in facts]
     memory.flush()

@@ -166,7 +166,7 @@ class TestContext:
     def test_a_window_holds_w_turns_or_a_few_more(
         self, open_memory: OpenMemory, engine: WatchedEngine
     ) -> None:
-        memory = open_memory(injection={**WINDOWS, "w": 2})
+        memory = open_memory(injection={**WINDOWS, "context_turns": 2})
         say(memory, *(f"turn{number}" for number in range(9)))
         memory.flush()
         for request in engine.encoded_facts:

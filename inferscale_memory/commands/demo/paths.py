@@ -93,7 +93,7 @@ class Paths:
             prompt, memories, dropped, search_s = Prompt(user_id, (Segment(ids),)), (), 0, 0.0
             compose_s = perf_counter() - began
         else:
-            prepared = self._memory.prepare(text, user_id=user_id, k=k, max_tokens=self._options.max_tokens)
+            prepared = self._memory.prepare(text, user_id=user_id, top_k=k, max_tokens=self._options.max_tokens)
             prompt = prepared.prompt if path == "injected" else prepared.prompt.as_text()
             memories = tuple(memory.text for memory in prepared.memories)
             dropped, search_s, compose_s = len(prepared.dropped), prepared.search_s, prepared.compose_s

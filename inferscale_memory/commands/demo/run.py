@@ -86,7 +86,9 @@ def main(argv: Sequence[str] = ()) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="inferscale demo", description=main.__doc__)
-    parser.add_argument("--k", type=int, nargs="+", default=[5, 20, 50], help="how many memories to recall")
+    parser.add_argument(
+        "--top-k", "--k", dest="k", type=int, nargs="+", default=[5, 20, 50], help="how many memories to recall"
+    )
     parser.add_argument("--questions", type=int, default=9, help="how many questions to ask (default 9)")
     parser.add_argument(
         "--data", type=Path, help="a conversation file: ours (the default) or one of LoCoMo's"
@@ -98,7 +100,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     options = parser.parse_args(argv)
     if min(options.k) < 1 or options.questions < 1 or options.max_tokens < 1:
-        parser.error("--k, --questions and --max-tokens must be at least 1")
+        parser.error("--top-k, --questions and --max-tokens must be at least 1")
     return options
 
 

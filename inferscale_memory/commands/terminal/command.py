@@ -56,7 +56,7 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         engine |= {name: getattr(options, name) for name in ("base_url", "tokenizer", "api_key")}
     config: dict[str, Any] = {
         "engine": {name: value for name, value in engine.items() if value is not None},
-        "injection": {"k": options.k, "system": options.system},
+        "injection": {"top_k": options.top_k, "system": options.system},
         "folder": options.folder,
     }
     config["injection"] = {name: value for name, value in config["injection"].items() if value is not None}
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder", type=Path, help="where memories lie (default: INFERSCALE_HOME or ~/.inferscale)"
     )
-    parser.add_argument("-k", type=int, help="how many memories a question recalls")
+    parser.add_argument("--top-k", "-k", type=int, help="how many memories a question recalls")
     parser.add_argument("--system", help="system text")
     parser.add_argument("--max-tokens", type=int, default=200, help="most tokens of an answer (default: 200)")
     parser.add_argument("--max-model-len", type=int, default=4096, help="vLLM's context (default: 4096)")

@@ -78,7 +78,7 @@ def _configuration(memory: Mapping[str, Any], engine: Any, w: int | None) -> dic
         config["engine"] = engine
     if w is not None:
         injection = config.get("injection") or {}
-        if not isinstance(injection, Mapping) or "w" in injection:
-            raise ConfigurationError("`w` and `memory['injection']` both say w: leave one out")
-        config["injection"] = {**injection, "w": w}
+        if not isinstance(injection, Mapping) or {"context_turns", "w"} & set(injection):
+            raise ConfigurationError("`w` and `memory['injection']` both set context_turns: leave one out")
+        config["injection"] = {**injection, "context_turns": w}
     return config

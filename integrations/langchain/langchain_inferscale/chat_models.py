@@ -296,7 +296,7 @@ class ChatInferScale(BaseChatModel):
         if self._cached:  # its key is made where nothing may be awaited
             call = self._read(stop, settled)
             if self._recalls(call):
-                settled["memory_version"] = await self.chat.aversion(call.scope)
+                settled["memory_version"] = await self.chat.afingerprint(call.scope)
         return await super().ainvoke(input, config, stop=stop, **settled)
 
     def stream(
@@ -436,7 +436,7 @@ class ChatInferScale(BaseChatModel):
         call = self._read(stop, kwargs)
         version = kwargs.pop("memory_version", None)
         if version is None and self._recalls(call):
-            version = self.chat.version(call.scope)
+            version = self.chat.fingerprint(call.scope)
         preamble = repr(self.chat.template.encode_preamble)
         key = (
             self._engine.fingerprint,

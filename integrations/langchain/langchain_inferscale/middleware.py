@@ -156,13 +156,13 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
     def _stand(self, found: Found) -> bool:
         """Whether nothing of what was recalled was forgotten or changed since: by one of the agent's tools, say."""
         try:
-            return len(living(found)) == len(found) and self._chat.stand(found)
+            return len(living(found)) == len(found) and self._chat.is_current(found)
         except Exception:  # recalling again says what is wrong
             return False
 
     async def _astand(self, found: Found) -> bool:
         try:
-            return len(living(found)) == len(found) and await self._chat.astand(found)
+            return len(living(found)) == len(found) and await self._chat.ais_current(found)
         except Exception:
             return False
 

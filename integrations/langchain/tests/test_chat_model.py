@@ -282,7 +282,7 @@ def test_options_that_cannot_be(filled: Memory, engine: WatchedEngine) -> None:
         ({"memory": "mem0"}, "pass a Memory or AsyncMemory"),
         ({"scope_keys": {"user": "user_id"}}, "scope_keys names user"),
         ({"memory": {"engine": {"model": "a"}}, "engine": engine}, "both name an engine"),
-        ({"memory": {"injection": {"w": 2}}, "w": 3}, "both say w"),
+        ({"memory": {"injection": {"context_turns": 2}}, "w": 3}, "both set context_turns"),
     ):
         with pytest.raises(ValueError, match=words):
             ChatInferScale(**options)

@@ -250,7 +250,7 @@ class InferScaleMemory(BaseMemory):
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None or not self._is_own(known) or not self._chat.stand(known.results):
+        if known is None or not self._is_own(known) or not self._chat.is_current(known.results):
             started = perf_counter()
             results = self._chat.recall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
@@ -263,7 +263,7 @@ class InferScaleMemory(BaseMemory):
         if not question:
             return None
         known = self._turn.recalled(question, fresh=input is not None)
-        if known is None or not self._is_own(known) or not await self._chat.astand(known.results):
+        if known is None or not self._is_own(known) or not await self._chat.ais_current(known.results):
             started = perf_counter()
             results = await self._chat.arecall(query, self.context.ids, k=self.k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
