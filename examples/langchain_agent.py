@@ -36,7 +36,7 @@ def main(config: dict[str, Any] | None = None) -> list[Any]:
         )
         agent = create_agent(
             ChatInferScale(memory=memory, max_tokens=24),
-            middleware=[InferScaleMemoryMiddleware(memory, k=3, infer=False, answers=False)],
+            middleware=[InferScaleMemoryMiddleware(memory, top_k=3, infer=False, answers=False)],
             checkpointer=InMemorySaver(),
         )
         for user, day, words in SESSIONS:

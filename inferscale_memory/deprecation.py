@@ -55,3 +55,15 @@ def one_top_k(top_k: T | None, k: T | None) -> T | None:
     raise ConfigurationError(
         f"top_k is {top_k!r} and k is {k!r}: both name the number of memories, so pass top_k alone"
     )
+
+
+def with_top_k(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with `k`, if it is there, as `top_k`.
+
+    Raises:
+        ConfigurationError: both, with different values.
+    """
+    current = dict(options)
+    if "k" in current:
+        current["top_k"] = one_top_k(current.get("top_k"), current.pop("k"))
+    return current

@@ -17,26 +17,27 @@ from inferscale_memory.errors import ConfigurationError
 class Behind:
     """A `Chat`, made at once over what is there, and when it is first asked for over a memory that is to be opened."""
 
-    def __init__(self, engine: Any, memory: Any, w: int | None) -> None:
+    def __init__(self, engine: Any, memory: Any, context_turns: int | None) -> None:
         """Raises ConfigurationError on what cannot stand behind a model."""
         self._lock = Lock()
-        self._made_of = (engine, memory, w)
+        self._made_of = (engine, memory, context_turns)
         self._chat: Chat | None = None
         self._config: dict[str, Any] | None = None
         self._opened: Memory | None = None
         if isinstance(memory, Mapping):
-            self._config = _configuration(memory, engine, w)
+            self._config = _configuration(memory, engine, context_turns)
             return
-        if w is not None:
+        if context_turns is not None:
             raise ConfigurationError(
-                "w is how facts are encoded when they are written, so it belongs to the memory: make it with "
-                "Memory.from_config({'injection': {'w': ...}}), or pass `memory` as such a configuration"
+                "context_turns says how facts are encoded when they are written, so it belongs to the memory: make it "
+                "with Memory.from_config({'injection': {'context_turns': ...}}), or pass such a configuration as "
+                "`memory`"
             )
         self._chat = Chat(engine, memory)
 
-    def is_over(self, engine: Any, memory: Any, w: int | None) -> bool:
+    def is_over(self, engine: Any, memory: Any, context_turns: int | None) -> bool:
         """Whether it was made of these very objects."""
-        return all(mine is given for mine, given in zip(self._made_of, (engine, memory, w), strict=True))
+        return all(mine is given for mine, given in zip(self._made_of, (engine, memory, context_turns), strict=True))
 
     @property
     def has_memory(self) -> bool:
@@ -70,15 +71,15 @@ class Behind:
                 self._chat.close()
 
 
-def _configuration(memory: Mapping[str, Any], engine: Any, w: int | None) -> dict[str, Any]:
+def _configuration(memory: Mapping[str, Any], engine: Any, context_turns: int | None) -> dict[str, Any]:
     config = dict(memory)
     if engine is not None:
         if config.get("engine") is not None:
             raise ConfigurationError("`engine` and `memory['engine']` both name an engine: leave one out")
         config["engine"] = engine
-    if w is not None:
+    if context_turns is not None:
         injection = config.get("injection") or {}
         if not isinstance(injection, Mapping) or {"context_turns", "w"} & set(injection):
-            raise ConfigurationError("`w` and `memory['injection']` both set context_turns: leave one out")
-        config["injection"] = {**injection, "context_turns": w}
+            raise ConfigurationError("`context_turns` and `memory['injection']` both set it: leave one out")
+        config["injection"] = {**injection, "context_turns": context_turns}
     return config

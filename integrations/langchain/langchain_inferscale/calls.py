@@ -13,12 +13,13 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from inferscale_memory import SamplingOptions
 from inferscale_memory.arguments import as_count, as_mapping, as_plain, as_text, refusal
+from inferscale_memory.deprecation import with_top_k
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.scope import IDS, Ids
 from langchain_inferscale.structured import checked_class, is_json_schema
 
 SAMPLING = ("temperature", "max_tokens", "top_p", "seed")
-_OWN = ("scope", "memories", "k", "filters", "inject", "tools", "tool_choice", "response_format", *SAMPLING)
+_OWN = ("scope", "memories", "top_k", "filters", "inject", "tools", "tool_choice", "response_format", *SAMPLING)
 # What LangChain hands to every model, and has no meaning here: one process, one model, nothing to try again.
 UNUSED = ("stream", "strict", "parallel_tool_calls", "timeout", "max_retries", "api_key", "memory_version")
 
@@ -32,7 +33,7 @@ class Call:
     Attributes:
         scope: ids of those whose memories are meant.
         memories: search results that are to be used instead of searching; None to search.
-        k: how many to recall; None for the memory's own number, 0 for none.
+        top_k: how many to recall; None for the memory's own number, 0 for none.
         filters: mem0's filters, beyond the ids.
         tools, tool_choice: as chat APIs have them.
         options: how tokens are drawn.
@@ -41,7 +42,7 @@ class Call:
 
     scope: Ids
     memories: Sequence[Mapping[str, Any]] | None
-    k: int | None
+    top_k: int | None
     filters: Mapping[str, Any] | None
     tools: Sequence[dict[str, Any]] | None
     tool_choice: str | None
@@ -51,7 +52,7 @@ class Call:
     @property
     def recalls(self) -> bool:
         """Whether a search is to be made, where there is a memory."""
-        return self.memories is None and self.k != 0
+        return self.memories is None and self.top_k != 0
 
     @property
     def prompt(self) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Seque
     Raises:
         ConfigurationError: an argument that does not exist, or one that cannot be.
     """
+    given = with_top_k(given)
     unknown = sorted(set(given) - {*_OWN, *UNUSED})
     if unknown:
         raise ConfigurationError(
@@ -96,7 +98,7 @@ def read_call(defaults: Mapping[str, Any], given: Mapping[str, Any], stop: Seque
     return Call(
         scope=dict(call["scope"]),
         memories=_memories(call["memories"]),
-        k=None if call["k"] is None else as_count(call["k"], "k"),
+        top_k=None if call["top_k"] is None else as_count(call["top_k"], "top_k"),
         filters=None if call["filters"] is None else as_mapping(call["filters"], "filters"),
         tools=tools,
         tool_choice=call["tool_choice"],

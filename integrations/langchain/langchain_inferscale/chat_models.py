@@ -25,6 +25,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from inferscale_memory import Chat, Engine, Prepared
 from inferscale_memory.arguments import as_text, refusal
+from inferscale_memory.deprecation import renamed, with_top_k
 from inferscale_memory.errors import ConfigurationError, ContextOverflowError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.bound import Bound
@@ -59,11 +60,13 @@ class ConversationTooLongError(ContextOverflowError, LangChainOverflow):
     """A conversation that is longer than the model's context, as both libraries call it: LangChain's middleware that
     summarizes tries again with less."""
 
+OLD_NAMES = {"w": "context_turns"}
+
 
 class ChatInferScale(BaseChatModel):
     """A chat model over an engine of InferScale Memory, with a memory behind it or without.
 
-    Every question recalls the `k` memories of its scope nearest to it, and their keys and values are injected. The
+    Every question recalls the `top_k` memories of its scope nearest to it, and their keys and values are injected. The
     scope is named by `bind(user_id=...)` or an argument, else by `config["configurable"]`, else in the constructor;
     each of the three ids is taken from the nearest place that names it. Nothing is opened or started before the first
     question.
@@ -84,9 +87,9 @@ class ChatInferScale(BaseChatModel):
     scope_keys: Keys = Field(default_factory=lambda: dict(DEFAULT_KEYS))
     """Which key of `config["configurable"]` says which id; `{"user_id": "user_id", "run_id": "thread_id"}` makes every
     thread a run of its own."""
-    k: int | None = Field(default=None, ge=0)
-    """How many memories to recall; by default the memory's own number, 0 for none."""
-    w: int | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0)
+    """How many memories to recall; by default the memory's own number, 0 for none. `k` is short for it."""
+    context_turns: int | None = Field(default=None, ge=0)
     """Turns of context that facts are encoded behind. Only where `memory` is a configuration: facts are encoded when
     they are written, so it is the memory's to know."""
     filters: dict[str, Any] | None = None
@@ -112,20 +115,30 @@ class ChatInferScale(BaseChatModel):
     def _known(cls, given: Any) -> Any:
         """pydantic would pass over what it does not know, and a misspelt id with it."""
         if isinstance(given, Mapping):
+            given = with_top_k(renamed(given, OLD_NAMES, ""))
             unknown = sorted(set(given) - set(cls.model_fields) - set(UNUSED))
             if unknown:
                 raise ConfigurationError(f"{_NAME} has no option {', '.join(unknown)}")
         return given
 
+    @property
+    def k(self) -> int | None:
+        """The same as `top_k`."""
+        return self.top_k
+
+    @k.setter
+    def k(self, top_k: int | None) -> None:
+        self.top_k = top_k
+
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        self._opened = Behind(self.engine, self.memory, self.w)
+        self._opened = Behind(self.engine, self.memory, self.context_turns)
 
     @property
     def _behind(self) -> Behind:
         """What stands behind it now: a copy or an assignment may have put another engine or memory there."""
-        if self._opened is None or not self._opened.is_over(self.engine, self.memory, self.w):
-            self._opened = Behind(self.engine, self.memory, self.w)
+        if self._opened is None or not self._opened.is_over(self.engine, self.memory, self.context_turns):
+            self._opened = Behind(self.engine, self.memory, self.context_turns)
         return self._opened
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
@@ -171,7 +184,7 @@ class ChatInferScale(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = (*IDS, "k", "filters", "inject", "temperature", "max_tokens", "top_p", "seed", "stop")
+        names = (*IDS, "top_k", "filters", "inject", "temperature", "max_tokens", "top_p", "seed", "stop")
         return {
             "model_name": self.model_name,
             "memory_texts": self.memory_texts,
@@ -340,7 +353,7 @@ class ChatInferScale(BaseChatModel):
         return read_ids({name: getattr(self, name) for name in IDS})
 
     def _read(self, stop: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
-        names = ("k", "filters", "inject", "temperature", "max_tokens", "top_p", "seed", "stop")
+        names = ("top_k", "filters", "inject", "temperature", "max_tokens", "top_p", "seed", "stop")
         nothing = dict.fromkeys(("memories", "tools", "tool_choice", "response_format"))
         defaults = {**nothing, **{name: getattr(self, name) for name in names}}
         return read_call(defaults, self._settled(None, given), stop)
@@ -405,7 +418,7 @@ class ChatInferScale(BaseChatModel):
         said, started = to_chat(messages), perf_counter()
         found = call.memories or ()
         if self._recalls(call) and (asked := question_in(said)):
-            found = living(self.chat.recall(asked, call.scope, k=call.k, filters=call.filters))
+            found = living(self.chat.recall(asked, call.scope, top_k=call.top_k, filters=call.filters))
         try:
             return self.chat.prepare(
                 said, call.scope, found, search_s=perf_counter() - started, **call.prompt
@@ -417,7 +430,7 @@ class ChatInferScale(BaseChatModel):
         said, started = to_chat(messages), perf_counter()
         found = call.memories or ()
         if self._recalls(call) and (asked := question_in(said)):
-            found = living(await self.chat.arecall(asked, call.scope, k=call.k, filters=call.filters))
+            found = living(await self.chat.arecall(asked, call.scope, top_k=call.top_k, filters=call.filters))
         try:
             return await self.chat.aprepare(
                 said, call.scope, found, search_s=perf_counter() - started, **call.prompt
@@ -442,7 +455,7 @@ class ChatInferScale(BaseChatModel):
             self._engine.fingerprint,
             blake2b(preamble.encode(), digest_size=8).hexdigest(),
             sorted(call.scope.items()),
-            self.chat.default_k if call.k is None else call.k,
+            self.chat.default_k if call.top_k is None else call.top_k,
             version,
         )
         return f"{super()._get_llm_string(stop=stop, **kwargs)} {key!r}"

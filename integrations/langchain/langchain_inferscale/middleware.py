@@ -24,7 +24,8 @@ from langchain_core.runnables import RunnableBinding
 from langgraph.runtime import Runtime
 
 from inferscale_memory import Chat
-from inferscale_memory.arguments import as_count, as_flag, as_mapping, as_number, as_plain, as_text
+from inferscale_memory.arguments import as_count, as_flag, as_mapping, as_number, as_plain, as_text, optional
+from inferscale_memory.deprecation import one_top_k
 from inferscale_memory.errors import ConfigurationError, ExtractionError
 from langchain_inferscale.chat_models import ChatInferScale
 from langchain_inferscale.copying import Shared
@@ -64,6 +65,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
         agent_id: str | None = None,
         run_id: str | None = None,
         scope_keys: Mapping[str, str] = DEFAULT_KEYS,
+        top_k: int | None = None,
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
         write: bool = True,
@@ -78,7 +80,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
             memory: a `Memory` or `AsyncMemory`, open; it stays the caller's.
             user_id, agent_id, run_id: whose memories, where neither context nor config says.
             scope_keys: which key of context or config says which id.
-            k: how many memories a turn recalls; by default the memory's own number.
+            top_k: how many memories a turn recalls; by default the memory's own number. `k` is short for it.
             filters: mem0's filters, beyond the ids.
             write: False recalls only.
             answers: False writes the user's words and not the model's.
@@ -98,7 +100,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
         self._chat = Chat(memory=memory)
         self._ids = read_ids({"user_id": user_id, "agent_id": agent_id, "run_id": run_id})
         self._keys = checked_keys(scope_keys)
-        self._k = None if k is None else as_count(k, "k")
+        self._top_k = optional(as_count)(one_top_k(top_k, k), "top_k")
         self._filters = None if filters is None else as_plain(as_mapping(filters, "filters"), "filters")
         self._write = as_flag(write, "write")
         self._answers = as_flag(answers, "answers")
@@ -137,7 +139,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
     def _recall(self, turn: _Turn, scope: Ids) -> Found:
         if not turn.question:
             return ()
-        work = self._later(lambda: self._chat.recall(turn.question, scope, k=self._k, filters=self._filters))
+        work = self._later(lambda: self._chat.recall(turn.question, scope, top_k=self._top_k, filters=self._filters))
         try:
             return living(work.result(self._recall_timeout))
         except Exception as error:
@@ -147,7 +149,7 @@ class InferScaleMemoryMiddleware(Shared, AgentMiddleware[AgentState[Any], Any, A
     async def _arecall(self, turn: _Turn, scope: Ids) -> Found:
         if not turn.question:
             return ()
-        work = self._chat.arecall(turn.question, scope, k=self._k, filters=self._filters)
+        work = self._chat.arecall(turn.question, scope, top_k=self._top_k, filters=self._filters)
         try:
             return living(await asyncio.wait_for(work, self._recall_timeout))
         except Exception as error:

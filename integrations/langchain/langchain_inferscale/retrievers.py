@@ -12,9 +12,10 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from inferscale_memory.arguments import as_count, as_mapping, as_text
+from inferscale_memory.deprecation import one_top_k, with_top_k
 from inferscale_memory.errors import ConfigurationError
 from langchain_inferscale.behind import Behind
 from langchain_inferscale.copying import picklable, sharing
@@ -34,7 +35,7 @@ _NAME = "InferScaleRetriever"
 
 
 class InferScaleRetriever(BaseRetriever):
-    """The `k` memories of a scope that are nearest to a query, best first. The scope is said as `ChatInferScale`
+    """The `top_k` memories of a scope that are nearest to a query, best first. The scope is said as `ChatInferScale`
     takes it: as arguments of the call, in `config["configurable"]`, or in the constructor.
 
     A document's `page_content` is what the memory says, its `id` mem0's; its metadata has `score`, the ids of its
@@ -48,11 +49,26 @@ class InferScaleRetriever(BaseRetriever):
     run_id: Id = None
     scope_keys: Keys = Field(default_factory=lambda: dict(DEFAULT_KEYS))
     """Which key of `config["configurable"]` says which id."""
-    k: int = Field(default=5, ge=1)
+    top_k: int = Field(default=5, ge=1)
+    """How many memories a query returns; `k` is short for it."""
     filters: dict[str, Any] | None = None
     """mem0's filters, beyond the ids."""
 
     _opened: Behind | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        return with_top_k(given) if isinstance(given, Mapping) else given
+
+    @property
+    def k(self) -> int:
+        """The same as `top_k`."""
+        return self.top_k
+
+    @k.setter
+    def k(self, top_k: int) -> None:
+        self.top_k = top_k
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -93,7 +109,7 @@ class InferScaleRetriever(BaseRetriever):
     def _settled(self, config: RunnableConfig | None, given: Mapping[str, Any]) -> dict[str, Any]:
         own = read_ids({name: getattr(self, name) for name in IDS})
         rest = {name: value for name, value in given.items() if name not in IDS}
-        unknown = sorted(set(rest) - {"k", "filters"})
+        unknown = sorted(set(rest) - {"top_k", "k", "filters"})
         if unknown:
             raise ConfigurationError(f"{_NAME} takes no {', '.join(unknown)}")
         return {**rest, "scope": {**own, **ids_of_config(config, self.scope_keys), **read_ids(given)}}
@@ -104,10 +120,11 @@ class InferScaleRetriever(BaseRetriever):
         *,
         run_manager: CallbackManagerForRetrieverRun,
         scope: Ids | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> list[Document]:
-        asked = self._asked(scope, k, filters)
+        asked = self._asked(scope, one_top_k(top_k, k), filters)
         return [_document(found) for found in living(self._behind.chat.recall(query, **asked))]
 
     async def _aget_relevant_documents(
@@ -116,17 +133,18 @@ class InferScaleRetriever(BaseRetriever):
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
         scope: Ids | None = None,
+        top_k: int | None = None,
         k: int | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> list[Document]:
-        asked = self._asked(scope, k, filters)
+        asked = self._asked(scope, one_top_k(top_k, k), filters)
         return [_document(found) for found in living(await self._behind.chat.arecall(query, **asked))]
 
-    def _asked(self, scope: Ids | None, k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _asked(self, scope: Ids | None, top_k: int | None, filters: Mapping[str, Any] | None) -> dict[str, Any]:
         filters = self.filters if filters is None else filters
         return {
             "ids": demanded(scope or {}, _NAME),
-            "k": self.k if k is None else as_count(k, "k"),
+            "top_k": self.top_k if top_k is None else as_count(top_k, "top_k"),
             "filters": None if filters is None else as_mapping(filters, "filters"),
         }
 

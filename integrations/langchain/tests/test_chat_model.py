@@ -143,7 +143,7 @@ def test_a_memory_that_is_a_configuration_is_opened_when_it_is_needed(
     tmp_path: Path, engine: WatchedEngine, embedder: dict[str, Any]
 ) -> None:
     config = {"embedder": embedder, "folder": tmp_path / "own"}
-    model = ChatInferScale(memory=config, engine=engine, w=3, user_id="ada", max_tokens=2)
+    model = ChatInferScale(memory=config, engine=engine, context_turns=3, user_id="ada", max_tokens=2)
     assert not (tmp_path / "own").exists()
     with model:
         model.chat.remember("I play the oboe", {"user_id": "ada"}, infer=False)
@@ -277,12 +277,12 @@ def test_options_that_cannot_be(filled: Memory, engine: WatchedEngine) -> None:
     for options, words in (
         ({"user": "ada"}, "no option user"),
         ({"memory": filled, "engine": engine}, "leave `engine` out"),
-        ({"memory": filled, "w": 3}, "belongs to the memory"),
-        ({"engine": engine, "w": 3}, "belongs to the memory"),
+        ({"memory": filled, "context_turns": 3}, "belongs to the memory"),
+        ({"engine": engine, "context_turns": 3}, "belongs to the memory"),
         ({"memory": "mem0"}, "pass a Memory or AsyncMemory"),
         ({"scope_keys": {"user": "user_id"}}, "scope_keys names user"),
         ({"memory": {"engine": {"model": "a"}}, "engine": engine}, "both name an engine"),
-        ({"memory": {"injection": {"context_turns": 2}}, "w": 3}, "both set context_turns"),
+        ({"memory": {"injection": {"context_turns": 2}}, "context_turns": 3}, "both set it"),
     ):
         with pytest.raises(ValueError, match=words):
             ChatInferScale(**options)

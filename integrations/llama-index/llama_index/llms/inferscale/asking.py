@@ -11,6 +11,7 @@ from typing import Any
 
 from inferscale_memory import SamplingOptions
 from inferscale_memory.arguments import as_count, as_mapping, as_plain, as_text, refusal
+from inferscale_memory.deprecation import with_top_k
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index.llms.inferscale.door import IDS, id_in, messages_in
@@ -23,7 +24,7 @@ from llama_index.llms.inferscale.recollection import (
 )
 
 _SAMPLING = tuple(field.name for field in fields(SamplingOptions))
-_OTHERS = ("k", "filters", "inject", "tools", "tool_choice", "tool_required")
+_OTHERS = ("top_k", "k", "filters", "inject", "tools", "tool_choice", "tool_required")
 OPTIONS = (*IDS, *_OTHERS, *_SAMPLING)
 
 
@@ -45,7 +46,7 @@ class Asked:
     given: Sequence[Mapping[str, Any]] | None
     search_s: float
     options: SamplingOptions
-    k: int | None
+    top_k: int | None
     filters: dict[str, Any] | None
     inject: bool
     tools: list[Any] | None
@@ -75,6 +76,7 @@ def read(
             raise TypeError(
                 f"InferScaleLLM has no option {name!r}: the options of a call are {', '.join(OPTIONS)}"
             )
+    given = with_top_k(given)
     # An id that a call says is None is nobody's, whoever the LLM answers for otherwise.
     options = {
         **defaults,
@@ -104,7 +106,7 @@ def read(
         given=found,
         search_s=search_s,
         options=_sampling(options),
-        k=None if options.get("k") is None else as_count(options["k"], "k"),
+        top_k=None if options.get("top_k") is None else as_count(options["top_k"], "top_k"),
         filters=None if options.get("filters") is None else as_mapping(options["filters"], "filters"),
         inject=bool(options.get("inject", True)),
         tools=to_tools(options.get("tools")),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from inferscale_memory import Chat, Engine, Prepared, Reply
 from inferscale_memory.arguments import as_text
+from inferscale_memory.deprecation import with_top_k
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
@@ -54,7 +55,7 @@ from llama_index.llms.inferscale.structured import SchemaLLM
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
-_OWN = (*IDS, "k", "filters", "inject", "max_tokens", "temperature")
+_OWN = (*IDS, "top_k", "filters", "inject", "max_tokens", "temperature")
 _BEHIND = "behind"
 
 
@@ -69,7 +70,7 @@ class InferScaleLLM(SchemaLLM):
     user_id: str | None = Field(default=None, description="Whose memories.")
     agent_id: str | None = Field(default=None, description="Of which agent.")
     run_id: str | None = Field(default=None, description="Of which run.")
-    k: int | None = Field(default=None, ge=0, description="How many memories a question recalls.")
+    top_k: int | None = Field(default=None, ge=0, description="How many memories a question recalls; `k` for short.")
     filters: dict[str, Any] | None = Field(default=None, description="mem0's filters, beyond the ids.")
     inject: bool = Field(default=True, description="False prefills the very same prompt as text.")
     max_tokens: int = Field(default=256, gt=0, description="Most tokens of an answer.")
@@ -105,6 +106,7 @@ class InferScaleLLM(SchemaLLM):
             TypeError: a field that does not exist: a misspelt user_id would be nobody's.
             pydantic.ValidationError: a field that cannot be.
         """
+        fields = with_top_k(fields)
         written = fields.pop(_BEHIND, None)
         for name in fields:
             if name not in type(self).model_fields:
@@ -118,6 +120,15 @@ class InferScaleLLM(SchemaLLM):
         fields.update({name: id_in(fields[name], name) for name in IDS if name in fields})
         super().__init__(**fields)
         self._stand_on(chat, engine, written)
+
+    @property
+    def k(self) -> int | None:
+        """The same as `top_k`."""
+        return self.top_k
+
+    @k.setter
+    def k(self, top_k: int | None) -> None:
+        self.top_k = top_k
 
     @classmethod
     def class_name(cls) -> str:
@@ -210,8 +221,8 @@ class InferScaleLLM(SchemaLLM):
         """An answer.
 
         Args:
-            kwargs: `user_id`, `agent_id`, `run_id`, `k`, `filters`, `inject`, `tools`, `tool_choice`, and the fields
-                of `SamplingOptions`.
+            kwargs: `user_id`, `agent_id`, `run_id`, `top_k`, `filters`, `inject`, `tools`, `tool_choice`, and the
+                fields of `SamplingOptions`.
 
         Raises:
             PromptError: an empty question, messages that do not fit, tools that are none.
@@ -362,7 +373,7 @@ class InferScaleLLM(SchemaLLM):
         started = perf_counter()
         memories, search_s = asked.given, asked.search_s
         if memories is None:
-            memories = self._chat.recall(asked.question, asked.ids, k=asked.k, filters=asked.filters)
+            memories = self._chat.recall(asked.question, asked.ids, top_k=asked.top_k, filters=asked.filters)
             search_s = perf_counter() - started
         return self._chat.prepare(asked.messages, asked.ids, memories, **_told(asked), search_s=search_s)
 
@@ -370,7 +381,7 @@ class InferScaleLLM(SchemaLLM):
         started = perf_counter()
         memories, search_s = asked.given, asked.search_s
         if memories is None:
-            memories = await self._chat.arecall(asked.question, asked.ids, k=asked.k, filters=asked.filters)
+            memories = await self._chat.arecall(asked.question, asked.ids, top_k=asked.top_k, filters=asked.filters)
             search_s = perf_counter() - started
         return await self._chat.aprepare(
             asked.messages, asked.ids, memories, **_told(asked), search_s=search_s

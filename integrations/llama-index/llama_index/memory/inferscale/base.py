@@ -17,6 +17,7 @@ from inferscale_memory import AsyncMemory as InferScaleAsyncClient
 from inferscale_memory import Chat
 from inferscale_memory import Memory as InferScaleClient
 from inferscale_memory.arguments import as_count, as_text, refusal
+from inferscale_memory.deprecation import with_top_k
 from inferscale_memory.errors import ConfigurationError
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny, model_serializer
@@ -46,8 +47,10 @@ class InferScaleMemory(BaseMemory):
         ge=0,
         description="How many messages of the history go into the search, behind the question.",
     )
-    k: int | None = Field(
-        default=None, ge=0, description="How many facts a question recalls; the client's own by default."
+    top_k: int | None = Field(
+        default=None,
+        ge=0,
+        description="How many facts a question recalls, `k` for short; the client's own number by default.",
     )
     filters: dict[str, Any] | None = Field(default=None, description="mem0's filters, beyond the ids.")
     infer: bool = Field(
@@ -83,6 +86,7 @@ class InferScaleMemory(BaseMemory):
         history = [ChatMessage(**said) for said in fields.pop(_HISTORY, None) or []]
         state = fields.pop(_STATE, None) or {}
         fields.pop("class_name", None)
+        fields = with_top_k(fields)
         for name in fields:
             if name not in type(self).model_fields:
                 raise TypeError(
@@ -98,6 +102,15 @@ class InferScaleMemory(BaseMemory):
         client = Named.find(state.get("client")) if client is None else client
         if client is not None:
             self.client = client
+
+    @property
+    def k(self) -> int | None:
+        """The same as `top_k`."""
+        return self.top_k
+
+    @k.setter
+    def k(self, top_k: int | None) -> None:
+        self.top_k = top_k
 
     @classmethod
     def class_name(cls) -> str:
@@ -252,7 +265,7 @@ class InferScaleMemory(BaseMemory):
         known = self._turn.recalled(question, fresh=input is not None)
         if known is None or not self._is_own(known) or not self._chat.is_current(known.results):
             started = perf_counter()
-            results = self._chat.recall(query, self.context.ids, k=self.k, filters=self.filters)
+            results = self._chat.recall(query, self.context.ids, top_k=self.top_k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
             self._turn.recall(question, known)
         return known
@@ -265,7 +278,7 @@ class InferScaleMemory(BaseMemory):
         known = self._turn.recalled(question, fresh=input is not None)
         if known is None or not self._is_own(known) or not await self._chat.ais_current(known.results):
             started = perf_counter()
-            results = await self._chat.arecall(query, self.context.ids, k=self.k, filters=self.filters)
+            results = await self._chat.arecall(query, self.context.ids, top_k=self.top_k, filters=self.filters)
             known = self._found(results, messages, perf_counter() - started)
             self._turn.recall(question, known)
         return known
@@ -402,7 +415,7 @@ class InferScaleMemory(BaseMemory):
         return {
             "context": self.context.ids,
             "search_msg_limit": self.search_msg_limit,
-            "k": self.k,
+            "top_k": self.top_k,
             "filters": self.filters,
             "infer": self.infer,
             _STATE: {"client": self._name, "warned": self._warned, "history": _limits(self.primary_memory)},
