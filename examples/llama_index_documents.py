@@ -10,14 +10,13 @@ was said: it is injected into every answer, and only the documents and the quest
 import sys
 from typing import Any
 
-from inferscale_memory import Memory  # before mem0: it turns mem0's telemetry off
-
-# isort: split
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.memory.inferscale import InferScaleChatEngine
+
+from inferscale_memory import Memory
 
 HOUSE_RULES = [
     "The kitchen closes at ten in the evening.",

@@ -10,10 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from inferscale_memory import Memory, cli  # before mem0: it turns mem0's telemetry off
-
-# isort: split
 import mem0
+
+from inferscale_memory import Memory, cli
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/mem0-migration")
 folder.mkdir(parents=True, exist_ok=True)

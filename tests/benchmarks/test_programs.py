@@ -15,10 +15,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-
-import inferscale_memory.memory  # noqa: F401  # before mem0, whose telemetry it turns off
-
-# isort: split
 from mem0.utils.factory import EmbedderFactory
 
 from benchmarks import chat, encoding, throughput, ttft

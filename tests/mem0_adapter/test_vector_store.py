@@ -9,11 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# isort: split
-from inferscale_memory.memory.config import Settings  # before mem0, whose telemetry it turns off
-
-# isort: split
 from mem0 import AsyncMemory, Memory
 from mem0.utils.factory import EmbedderFactory
 from mem0.vector_stores.base import VectorStoreBase
@@ -21,6 +16,7 @@ from mem0.vector_stores.base import VectorStoreBase
 from inferscale_memory.errors import StoreError
 from inferscale_memory.index.keywords import Keywords
 from inferscale_memory.mem0_adapter.vector_store import Store
+from inferscale_memory.memory.config import Settings
 from tests.memory.hashing import DIMENSIONS
 
 ADA = {"user_id": "ada"}

@@ -11,13 +11,9 @@ from typing import Any, Protocol
 import pytest
 
 os.environ.setdefault("MEM0_DIR", tempfile.mkdtemp(prefix="mem0-"))
-
-# isort: split
-from inferscale_memory.memory import Memory  # before mem0, whose telemetry it turns off
-
-# isort: split
 from mem0.utils.factory import EmbedderFactory
 
+from inferscale_memory.memory import Memory
 from tests.memory.faces import MEM0S, OURS, Loop, Settled
 from tests.memory.hashing import DIMENSIONS
 from tests.memory.watched import WatchedEngine

@@ -17,11 +17,9 @@ import sqlite3
 import sys
 from typing import Any
 
-from inferscale_memory.memory import Memory  # before mem0, whose telemetry it turns off
-
-# isort: split
 from mem0.utils.factory import EmbedderFactory
 
+from inferscale_memory.memory import Memory
 from tests.memory.hashing import DIMENSIONS
 
 ADA = {"user_id": "ada"}

@@ -19,11 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.memory import AsyncMemory, Memory  # before mem0, whose telemetry it turns off
-
-# isort: split
 from mem0.utils.factory import EmbedderFactory
 
+from inferscale_memory.memory import AsyncMemory, Memory
 from tests.memory.hashing import DIMENSIONS
 
 ADA = {"user_id": "ada"}

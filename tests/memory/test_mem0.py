@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -138,23 +139,34 @@ def run(code: str, home: Path) -> str:
     ).stdout.strip()
 
 
-def test_telemetry_is_off_and_mem0s_files_lie_under_our_folder(tmp_path: Path) -> None:
+IMPORTS = ("from inferscale_memory import Memory", "import mem0")
+
+
+@pytest.mark.parametrize("imports", [IMPORTS, IMPORTS[::-1]], ids=["ours first", "mem0 first"])
+def test_telemetry_is_off_and_mem0s_files_lie_under_our_folder(imports: Sequence[str], tmp_path: Path) -> None:
     code = """
-from inferscale_memory import Memory
+Memory.__init__
+from mem0.configs import base
 from mem0.memory import main, setup, telemetry
-print(Memory and telemetry.MEM0_TELEMETRY, main.MEM0_TELEMETRY, setup.mem0_dir)
+print(telemetry.MEM0_TELEMETRY, main.MEM0_TELEMETRY, setup.mem0_dir, main.mem0_dir, base.mem0_dir)
 """
-    assert run(code, tmp_path) == f"False False {tmp_path / 'mem0'}"
+    folder = tmp_path / "mem0"
+    assert run("\n".join(imports) + code, tmp_path) == f"False False {folder} {folder} {folder}"
+    assert folder.is_dir()
 
 
-def test_telemetry_is_off_even_where_mem0_was_imported_first(tmp_path: Path) -> None:
-    code = """
-import mem0
-from inferscale_memory import Memory
-from mem0.memory import main, telemetry
-print(Memory and telemetry.MEM0_TELEMETRY, main.MEM0_TELEMETRY)
+@pytest.mark.parametrize("imports", [IMPORTS, IMPORTS[::-1]], ids=["ours first", "mem0 first"])
+def test_mem0s_folder_is_the_one_that_the_user_has_set(imports: Sequence[str], tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    code = f"""
+import os
+os.environ["MEM0_DIR"] = {str(own)!r}
+{imports[0]}
+{imports[1]}
+from mem0.memory import main, setup
+print(Memory and setup.mem0_dir, main.mem0_dir)
 """
-    assert run(code, tmp_path) == "False False"
+    assert run(code, tmp_path) == f"{own} {own}"
 
 
 def test_telemetry_that_the_user_wants_stays_on(tmp_path: Path) -> None:

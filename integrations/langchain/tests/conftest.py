@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("MEM0_DIR", tempfile.mkdtemp(prefix="mem0-"))
-
-# isort: split
-from inferscale_memory import AsyncMemory, Memory  # before mem0, whose telemetry it turns off
-
-# isort: split
 from langchain_inferscale import ChatInferScale
 from mem0.utils.factory import EmbedderFactory
 
+from inferscale_memory import AsyncMemory, Memory
 from integrations.langchain.tests.saying import FACTS, SECRET
 from tests.memory.hashing import DIMENSIONS
 from tests.memory.watched import WatchedEngine

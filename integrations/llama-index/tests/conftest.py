@@ -16,15 +16,11 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("MEM0_DIR", tempfile.mkdtemp(prefix="mem0-"))
-
-# isort: split
-from inferscale_memory import (  # before mem0, whose telemetry it turns off
+from inferscale_memory import (
     AsyncMemory,
     Memory,
     SamplingOptions,
 )
-
-# isort: split
 from inferscale_memory.engine.base import DEFAULT_OPTIONS, Chunk, Completion
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.prompt import Prompt

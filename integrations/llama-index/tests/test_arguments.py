@@ -13,13 +13,11 @@ from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
+from tests.memory.watched import WatchedEngine
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.recollection import recollection_in
 from llama_index.memory.inferscale import InferScaleChatEngine, InferScaleContext, InferScaleMemory
-
-# isort: split
-from tests.memory.watched import WatchedEngine
 
 ADA = {"user_id": "ada"}
 HALF = "\ud83d"

@@ -17,14 +17,12 @@ from llama_index.core.memory import Memory as History
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import TextNode
+from tests.memory.watched import WatchedEngine
+from tests.models import CONTEXT
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.recollection import HEADING
 from llama_index.memory.inferscale import InferScaleChatEngine, InferScaleMemory
-
-# isort: split
-from tests.memory.watched import WatchedEngine
-from tests.models import CONTEXT
 
 ADA, BEN = {"user_id": "ada"}, {"user_id": "ben"}
 FACTS = ("My cat is called Miso", "I moved to Porto", "My sister is a nurse")

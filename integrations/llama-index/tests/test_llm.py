@@ -24,13 +24,11 @@ from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugH
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
+from tests.memory.watched import WatchedEngine
+from tests.models import CONTEXT, tiny_model
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.messages import to_chat
-
-# isort: split
-from tests.memory.watched import WatchedEngine
-from tests.models import CONTEXT, tiny_model
 
 ADA, BEN = {"user_id": "ada"}, {"user_id": "ben"}
 FACTS = ("My cat is called Miso", "I moved to Porto", "My sister is a nurse")

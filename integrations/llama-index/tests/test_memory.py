@@ -20,13 +20,11 @@ from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.schema import TextNode
 from llama_index.core.workflow import JsonSerializer
+from tests.memory.watched import WatchedEngine
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.recollection import HEADING
 from llama_index.memory.inferscale import InferScaleContext, InferScaleMemory
-
-# isort: split
-from tests.memory.watched import WatchedEngine
 
 ADA, BEN = {"user_id": "ada"}, {"user_id": "ben"}
 FACTS = ("My cat is called Miso", "I moved to Porto", "My sister is a nurse")

@@ -18,14 +18,12 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from llama_index.core.workflow import Context
 from pydantic import RootModel
+from tests.memory.watched import WatchedEngine
 
 from llama_index.llms.inferscale import InferScaleLLM
 from llama_index.llms.inferscale.messages import is_readable, to_answer
 from llama_index.llms.inferscale.structured import schema_of
 from llama_index.memory.inferscale import InferScaleMemory
-
-# isort: split
-from tests.memory.watched import WatchedEngine
 
 pytest.importorskip("xgrammar", reason="a schema needs xgrammar, which vLLM brings along")
 
