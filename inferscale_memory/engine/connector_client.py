@@ -1,8 +1,8 @@
-"""What an engine asks of the connector, and what it makes of the answers, whatever carries them.
+"""The client side of the connector's protocol, shared by the vLLM engine and the remote engine.
 
-In process and over HTTP a request is the same: token ids, a cache salt, and parameters that say what is asked. Here
-stands how each of them is made and read; an engine adds only how it is sent. It must never claim more than the
-connector's answer and vLLM's own counts say.
+A request is the same in process and over HTTP: token ids, a cache salt, and parameters that name the operation. This
+module builds requests and reads replies; an engine only adds how a request is sent. The counts in a completion come
+from the connector's reply and from vLLM, never from an estimate.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from inferscale_memory.prompt.segments import Prompt
 
 T = TypeVar("T")
 CHECK_TOKENS = 32
-"""Length of the request at start-up on which the connector proves itself: one token over half of it, then others."""
+"""Length of the start-up request on which the connector checks itself: half of it repeats one token."""
 START_UP = "start-up"
-"""Owner of that request."""
+"""The owner of that request."""
 
 
-class Asking(ABC):
-    """A served model, as far as it is asked by requests with parameters of ours.
+class ConnectorClient(ABC):
+    """Encodes, probes, forgets and prepares prompts by requests to a model that runs our connector.
 
     Attributes:
-        fingerprint: of the model, as the connector names it; empty until it was asked.
-        unsupported: why blobs cannot be used; None when they can.
-        connected: whether a connector of ours is there, which knows what the prefix cache holds of a fact.
-        max_model_len: most tokens of prompt and answer together.
-        most_logprobs: most log-probabilities a token may be asked for; -1 for all, None where that is not known.
-        some_token: any token id of the model: what a request consists of that only asks.
+        fingerprint: of the model, as the connector reports it; empty until it has answered.
+        unsupported: why blobs cannot be used; None if they can.
+        connected: whether the model runs our connector, which tracks the facts in the prefix cache.
+        max_model_len: the most tokens of prompt and answer together.
+        most_logprobs: the most log-probabilities per token; -1 for all, None if that is not known.
+        some_token: any token id of the model. Requests that only query the connector consist of it.
     """
 
     fingerprint: str = ""
@@ -60,24 +60,24 @@ class Asking(ABC):
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    # -- what an engine adds ------------------------------------------------------------------------------------
+    # -- for the engine to implement------------------------------------------------------------------------------
 
     @abstractmethod
     async def _control(
         self, ask: protocol.Ask, ids: Sequence[int], salt: str, *, tokens: int = 1
     ) -> dict[str, Any]:
-        """The connector's answer to a request that generates exactly `tokens`; empty when there was none."""
+        """The connector's reply to a request that generates exactly `tokens` tokens; empty if it gave none."""
 
     @abstractmethod
     async def _all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-        """The results of all `calls`, made at the same time, in order."""
+        """Run `calls` concurrently; their results in order."""
 
-    # -- encoding, asking, forgetting ---------------------------------------------------------------------------
+    # -- encoding, probing, forgetting--------------------------------------------------------------------------
 
     async def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        """A result for each. Raises what the first raised if all of them failed to be asked: one that was not answered
-        takes none of the others' blobs with it, which somebody must be told of."""
-        results = await self._all([partial(self._tried, request) for request in requests])
+        """A result for each request. A request that fails is reported in its result, so that the blobs of the others
+        are not lost. If every request fails, the first error is raised."""
+        results = await self._all([partial(self._encode_or_error, request) for request in requests])
         failed = [result for result in results if isinstance(result, Exception)]
         if failed and len(failed) == len(results):
             raise failed[0]
@@ -86,7 +86,7 @@ class Asking(ABC):
             for result in results
         ]
 
-    async def _tried(self, request: EncodeRequest) -> EncodeResult | Exception:
+    async def _encode_or_error(self, request: EncodeRequest) -> EncodeResult | Exception:
         try:
             return await self._encode(request)
         except Exception as error:
@@ -104,17 +104,17 @@ class Asking(ABC):
         for what, count in (("blobs", blobs), ("mentions", len(request.mentions))):
             if count > most:
                 return EncodeResult(
-                    (), f"{count} {what} in one encode, {most} are possible: keep less in one"
+                    (), f"{count} {what} in one encode, but {most} is the limit: encode fewer at a time"
                 )
         spans = tuple((span.start, span.stop) for span in request.spans)
         base = tuple((ref.key, ref.tokens) for ref in request.base)
         nonce = uuid4().hex if base else ""
         ask = Encode(request.owner, spans, request.mentions, base, nonce)
         salt = protocol.encode_salt(self._secret, self.fingerprint, request.owner, base, nonce=nonce)
-        # Two tokens: the reply must follow the workers' confirmation of the step that computed the last kept token.
+        # Two tokens: with one, the reply could precede the workers' confirmation of the last kept token.
         reply = await self._control(ask, request.ids, salt, tokens=2)
         refs = tuple(BlobRef(key, tokens) for key, tokens in reply.get("blobs", ()))
-        error = reply.get("error") or (None if refs else "the engine gave no answer to an encode")
+        error = reply.get("error") or (None if refs else "the engine did not answer an encode request")
         return EncodeResult(refs, error)
 
     async def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
@@ -133,33 +133,33 @@ class Asking(ABC):
         return dropped
 
     async def _answer(self, ask: Probe | Forget, needed: str) -> dict[str, Any]:
-        """The answer to what must not go unheard: to forget in vain and not to say so would be a lie.
+        """The connector's reply, which must contain `needed`: a probe or forget that was not done is an error.
 
         Raises:
-            EngineError: there is no `needed` in it.
+            EngineError: the reply lacks `needed`.
         """
         reply = await self._control(ask, [self.some_token], self._salt(ask.owner))
         if needed not in reply:
             raise EngineError(
-                f"the connector did not do what it was asked ({reply.get('error', 'no reply')}); "
+                f"the connector did not carry out a request ({reply.get('error', 'no reply')}); "
                 "is INFERSCALE_SECRET the same for the engine and its client?"
             )
         return reply
 
-    async def _introduce(self, ids: Sequence[int]) -> dict[str, Any]:
-        """What the connector says of itself. It proves itself on a prompt such as this request has.
+    async def _identify(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Ask the connector for the model's fingerprint. It runs its start-up check on this request's prompt.
 
         Args:
-            ids: various tokens of the model; half of CHECK_TOKENS are used.
+            ids: at least CHECK_TOKENS / 2 different token ids of the model.
         """
         prompt = [ids[0]] * (CHECK_TOKENS // 2) + [*ids[: CHECK_TOKENS // 2]]
-        # A salt of its own: what is in the prefix cache is not computed, and would prove nothing.
+        # A fresh salt keeps the prompt out of the prefix cache: tokens that are not computed prove nothing.
         return await self._control(Probe(START_UP), prompt, self._salt(START_UP, uuid4().hex), tokens=2)
 
     # -- prompts ------------------------------------------------------------------------------------------------
 
     def _transfer(self, prompt: Prompt, *, receipt: str = "") -> tuple[int, dict[str, Any] | None, str]:
-        """(tokens asked to be injected, the request's parameters, its cache salt)."""
+        """(number of tokens to inject, the request's parameters, its cache salt)."""
         parts = () if self.unsupported else prompt.composition[:MAX_ITEMS]
         composition = tuple((part.key, len(part.ids)) for part in parts if part.key is not None)
         mentions, position = [], 0
@@ -167,15 +167,14 @@ class Asking(ABC):
             if segment.tag is not None:
                 mentions.append((segment.tag, position))
             position += len(segment.ids)
-        if (
-            self.connected and len(mentions) > MAX_ITEMS
-        ):  # they could not all be found when they are forgotten
+        # The connector finds a fact in the prefix cache by its mention, so forgetting needs all of them.
+        if self.connected and len(mentions) > MAX_ITEMS:
             raise PromptError(
-                f"the prompt holds {len(mentions)} memories, {MAX_ITEMS} are possible: recall less"
+                f"the prompt holds {len(mentions)} memories, but {MAX_ITEMS} is the limit: recall less"
             )
         if not self.connected or not (composition or mentions):
             return 0, None, self._salt(prompt.owner, prompt.salt)
-        # A prompt served as text names its facts too: they must be found in the prefix cache when forgotten.
+        # A prompt served as text also mentions its facts: forgetting has to find them in the prefix cache.
         nonce = prompt.salt if composition else f"text:{prompt.salt}"
         ask = Inject(prompt.owner, composition, nonce, tuple(mentions), receipt if composition else "")
         salt = protocol.compose_salt(self._secret, self.fingerprint, prompt.owner, composition, nonce=nonce)
@@ -183,10 +182,10 @@ class Asking(ABC):
         return asked, protocol.params(ask, self._secret), salt
 
     def _check(self, ids: Sequence[int], options: SamplingOptions, vocabulary: int | None = None) -> None:
-        """Raises PromptError and ConfigurationError on what cannot be served. `vocabulary`: number of token ids, if it
-        is known."""
+        """Raises PromptError or ConfigurationError if the request cannot be served. `vocabulary`: number of token ids,
+        if known."""
         if not ids:
-            raise PromptError("the prompt is empty; give at least one token")
+            raise PromptError("the prompt is empty: pass at least one token")
         room = self.max_model_len - len(ids)
         if room < 1:
             raise ContextOverflowError(
@@ -203,18 +202,18 @@ class Asking(ABC):
             )
 
     def _answer_tokens(self, ids: Sequence[int], options: SamplingOptions) -> int:
-        """Most tokens of the answer to a prompt that was checked."""
+        """The most tokens of the answer to a prompt that has passed `_check`."""
         return min(options.max_tokens, self.max_model_len - len(ids))
 
     def _salt(self, owner: str, nonce: str = "") -> str:
         return protocol.text_salt(self._secret, self.fingerprint, owner, nonce=nonce)
 
 
-OUTSIDE_VOCABULARY = "the prompt holds token ids outside the model's vocabulary; is it its tokenizer?"
+OUTSIDE_VOCABULARY = "the prompt holds token ids outside the model's vocabulary: use its own tokenizer"
 
 
 def engine_seed(options: SamplingOptions) -> int | None:
-    """The seed as vLLM takes it: -1 would be no seed."""
+    """The seed for vLLM, which reads -1 as no seed."""
     return None if options.seed is None else options.seed % 2**63
 
 
@@ -233,10 +232,10 @@ def completion(
     """An answer and what it cost.
 
     Args:
-        asked: tokens that were asked to be injected.
-        known: tokens of the prompt that vLLM did not compute: injected ones and hits in its prefix cache. It counts
-            those whose load failed too, which it has computed after all.
-        reply: the connector's answer; empty when nothing was asked of it.
+        asked: number of tokens that the request wanted to inject.
+        known: prompt tokens that vLLM counts as not computed: injected tokens and hits in its prefix cache. vLLM also
+            counts tokens whose load failed, although it computed those afterwards.
+        reply: the connector's reply; empty if the request had no parameters for it.
     """
     injected = int(reply.get("injected", 0))
     known = max(0, known - int(reply.get("lost", 0)))
@@ -257,7 +256,7 @@ def completion(
 
 
 def _refusal(reply: Mapping[str, Any], asked: int, injected: int, known: int) -> str | None:
-    """Why less was injected than asked, if it was; what the prefix cache already held needs no injection."""
+    """Why fewer tokens were injected than requested; None if none are missing. Prefix-cache hits need no injection."""
     if asked <= max(injected, known) or asked - max(injected, known) == 1:
         return None
     reason = reply.get("refused") or reply.get("error")
@@ -267,5 +266,5 @@ def _refusal(reply: Mapping[str, Any], asked: int, injected: int, known: int) ->
 
 
 def _batches(items: Sequence[str], size: int = MAX_ITEMS) -> list[tuple[str, ...]]:
-    """`items` in parts that one request takes."""
+    """Split `items` into parts that fit one request."""
     return [tuple(items[start : start + size]) for start in range(0, len(items), size)]

@@ -1,7 +1,7 @@
-"""JSON and event streams over HTTP, with one body for a blocking client and an event loop's.
+"""JSON and event streams over HTTP: one implementation for a blocking client and for an event loop's client.
 
-A `Wire` says how requests are sent, and turns what goes wrong into errors of this library, each with its remedy. It
-knows nothing of prompts. It must never follow a redirect: requests carry tokens that are good for one server only.
+A `Transport` sends requests and turns failures into errors of this library, each with its remedy. It knows nothing
+about prompts. It does not follow redirects: a request carries credentials that only one server may see.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from inferscale_memory.errors import ConfigurationError, EngineError, PromptErro
 
 T = TypeVar("T")
 AT_ONCE = 64
-"""Most requests of one call that are under way at the same time."""
+"""The most requests that one call keeps in flight."""
 IDLE_S = 4.0
-"""How long an idle connection is kept: uvicorn, which serves vLLM, closes it after 5 s."""
+"""Seconds for which an idle connection is kept. uvicorn, which serves vLLM, closes it after 5 s."""
 ABOUT_THE_PROMPT = frozenset({"prompt", "input_text", "input_tokens", "max_tokens", "prompt_token_ids"})
-"""Parameters that vLLM names in an error when the prompt is at fault."""
+"""The parameters that vLLM names in an error when the fault is in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Address:
 
     Attributes:
         url: scheme, host and port (and a path, behind a proxy), without a slash at the end.
-        api_key: what the server was started with as --api-key, if it was.
-        timeout_s: longest silence of the server that is borne.
+        api_key: the --api-key that the server was started with; None if it has none.
+        timeout_s: seconds the server may be silent before a request fails.
     """
 
     url: str
@@ -47,21 +47,21 @@ class Address:
 
     @staticmethod
     def read(base_url: str, api_key: str | None, timeout_s: float) -> Address:
-        """Raises ConfigurationError on what is no address of a server."""
+        """Raises ConfigurationError if `base_url` is not the address of a server or the timeout is not positive."""
         try:
             url = httpx.URL(base_url)
         except (TypeError, httpx.InvalidURL):
             url = httpx.URL("")
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationError(
-                f"base_url {base_url!r} is no address of a server; pass one such as 'http://127.0.0.1:8000'"
+                f"base_url {base_url!r} is not the address of a server: pass one such as 'http://127.0.0.1:8000'"
             )
         if not timeout_s > 0:
             raise ConfigurationError(f"timeout is {timeout_s!r}: pass seconds, more than 0")
         return Address(base_url.rstrip("/").removesuffix("/v1").rstrip("/"), api_key, timeout_s)
 
     def options(self) -> dict[str, Any]:
-        """Of an httpx client. Its pool has no limit: vLLM queues better than a client can."""
+        """Options for an httpx client. Its pool has no limit, because vLLM queues better than a client can."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {
             "base_url": self.url,
@@ -70,40 +70,41 @@ class Address:
             "limits": httpx.Limits(
                 max_connections=None, max_keepalive_connections=AT_ONCE, keepalive_expiry=IDLE_S
             ),
-            "trust_env": not is_loopback(httpx.URL(self.url).host),  # no proxy leads back to this machine
+            # A proxy named in the environment cannot reach a server on this machine's loopback.
+            "trust_env": not is_loopback(httpx.URL(self.url).host),
         }
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` can be reached from this machine only."""
+    """Whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
 
 
-class Wire(ABC):
-    """How requests of one face are sent."""
+class Transport(ABC):
+    """Sends requests to one server. The subclasses differ only in how they wait."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
 
     async def get(self, path: str) -> Any:
-        """The JSON at `path`. Raises as `post`."""
+        """The JSON at `path`. Raises the same errors as `post`."""
         return await self._call("GET", path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that the server answers to a JSON body.
+        """Send a JSON body and return the server's JSON.
 
         Raises:
-            PromptError, ConfigurationError: the server refuses the request, and it is the caller's to change it.
-            EngineError: no server, no answer, or one that makes no sense.
+            PromptError, ConfigurationError: the server refuses the request; the caller has to change it.
+            EngineError: no server answers, it fails, or its answer is not JSON.
         """
         return await self._call("POST", path, body)
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """The JSON of each event of a stream, until the server says it is done. Ending it early ends the request at
-        the server as well. Raises as `post`."""
+        """The JSON of each event of a stream, until the server sends [DONE]. Closing the generator early also ends the
+        request at the server. Raises the same errors as `post`."""
         with self._explained():
             response = await self._send("POST", path, body)
             try:
@@ -125,9 +126,9 @@ class Wire(ABC):
 
     @abstractmethod
     async def all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-        """The results of all `calls`, at most `AT_ONCE` of them at the same time, in order."""
+        """Run `calls`, at most `AT_ONCE` at the same time; their results in order."""
 
-    # -- what the faces differ in -------------------------------------------------------------------------------
+    # -- how a subclass waits ------------------------------------------------------------------------------------
 
     @abstractmethod
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response: ...
@@ -156,12 +157,12 @@ class Wire(ABC):
             return json.loads(content)
         except ValueError:
             raise EngineError(
-                f"what answers at {self._address.url} is no vLLM server (its answer is no JSON): correct base_url"
+                f"what answers at {self._address.url} is not a vLLM server (its answer is not JSON): correct base_url"
             ) from None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors of the connection as ours."""
+        """Raise errors of the connection as EngineError."""
         url = self._address.url
         try:
             yield
@@ -171,29 +172,29 @@ class Wire(ABC):
             ) from error
         except httpx.TimeoutException as error:
             raise EngineError(
-                f"the server at {url} was silent for {self._address.timeout_s:g} s: pass a longer timeout, ask for "
-                "less, or look at its load"
+                f"the server at {url} was silent for {self._address.timeout_s:g} s: pass a longer timeout, request "
+                "less, or check its load"
             ) from error
         except httpx.TransportError as error:
             raise EngineError(
-                f"the connection to {url} broke off ({error or type(error).__name__}): look whether the server was "
+                f"the connection to {url} broke off ({error or type(error).__name__}): check whether the server was "
                 "stopped, then try again"
             ) from error
 
     def _error(self, status: int, content: bytes) -> Exception:
-        """What a refusal of the server means to the caller."""
+        """The error that tells the caller what to do about a refusal."""
         url = self._address.url
         message, parameter = _message(content)
         if status in (401, 403):
             return ConfigurationError(f"the server at {url} refuses the API key: pass its api_key")
         if status == 404:
             return ConfigurationError(
-                f"the server at {url} does not know what it was asked for ({message}): correct base_url or model"
+                f"the server at {url} does not have what was requested ({message}): correct base_url or model"
             )
         if status in (400, 413, 422):
             if parameter in ABOUT_THE_PROMPT or "vocabulary" in message:
                 return PromptError(
-                    f"the server refuses the prompt ({message}): shorten it, or look at its tokens"
+                    f"the server refuses the prompt ({message}): shorten it, or check its token ids"
                 )
             return ConfigurationError(
                 f"the server refuses the request ({message}): change the option, or how the server is started"
@@ -201,8 +202,11 @@ class Wire(ABC):
         return EngineError(f"the server at {url} failed (status {status}: {message}); its log may say why")
 
 
-class DirectWire(Wire):
-    """The sync face: everything happens here and now. It may be used by many threads."""
+class SyncTransport(Transport):
+    """Sends requests on the calling thread. Many threads may use one transport.
+
+    Its coroutines never suspend, so `coroutines.run` can drive them without an event loop.
+    """
 
     def __init__(self, address: Address) -> None:
         super().__init__(address)
@@ -212,7 +216,8 @@ class DirectWire(Wire):
         self._client.close()
 
     async def all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-        if len(calls) < 2 or not threading.main_thread().is_alive():  # at its end, Python starts no pool
+        # Python starts no threads while it exits.
+        if len(calls) < 2 or not threading.main_thread().is_alive():
             return [await call() for call in calls]
         with ThreadPoolExecutor(min(len(calls), AT_ONCE), "inferscale-remote") as pool:
             return list(pool.map(lambda call: run(call()), calls))
@@ -231,8 +236,8 @@ class DirectWire(Wire):
         response.close()
 
 
-class LoopWire(Wire):
-    """The async face on one event loop."""
+class AsyncTransport(Transport):
+    """Sends requests on one event loop."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address)
@@ -272,9 +277,9 @@ class LoopWire(Wire):
 
 
 async def _data(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, out of pieces of any size.
+    """The data of server-sent events. The pieces of the body may be split anywhere.
 
-    Lines end at a newline only: what a model says may hold characters that str.splitlines takes for line ends.
+    Only a newline ends a line: a model's text may contain characters that str.splitlines also splits at.
     """
     rest = b""
     async for piece in pieces:
@@ -285,7 +290,7 @@ async def _data(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _message(content: bytes) -> tuple[str, str | None]:
-    """(what an error says, the parameter it names)."""
+    """(message of an error, the parameter it names)."""
     try:
         error = json.loads(content)
     except ValueError:

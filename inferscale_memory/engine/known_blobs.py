@@ -1,7 +1,7 @@
-"""Which blobs the engine has, as far as this process knows, so that it need not be asked on every question.
+"""The blobs that an engine is known to hold, so that a question need not query the engine.
 
-It may believe too much (the engine evicts silently) and must never matter when it does: an engine verifies
-what it injects, and what it refuses is asked about again.
+The record may be out of date, because engines evict silently. That is safe: an engine verifies every blob before it
+injects it, and callers drop the keys of a refused prompt, so that the next question queries the engine again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from inferscale_memory.bounded import Bounded
 from inferscale_memory.engine.base import EncodeRequest, Engine, Span
 
 _PREAMBLES = 256
+"""The most preambles whose keys are remembered."""
 _MOST = 100_000
-"""So many keys are remembered; the engine is asked about all others."""
+"""The most keys that are remembered; about any other key the engine is queried."""
 
 
-class AtHand:
-    """Blob keys that were at hand when last heard of."""
+class KnownBlobs:
+    """Keys of the blobs that the engine held when it last reported on them. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._keys: Bounded[str, None] = Bounded(_MOST)
         self._lock = Lock()
 
     def confirm(self, engine: Engine, owner: str, keys: Iterable[str]) -> set[str]:
-        """Those of `keys` that are at hand; the engine is asked about those never heard of."""
+        """The subset of `keys` that the engine holds. The engine is queried only about keys that are not known."""
         wanted = set(keys)
         with self._lock:
             found = wanted & self._keys.keys()
@@ -42,34 +43,34 @@ class AtHand:
                 self._keys[key] = None
 
     def drop(self, keys: Iterable[str]) -> None:
-        """These are gone, or doubtful."""
+        """Forget `keys`: their blobs are gone, or may be."""
         with self._lock:
             for key in keys:
                 self._keys.pop(key, None)
 
 
 class Preambles:
-    """Blobs of preambles: one encode for each that is new, or that the engine has lost."""
+    """Encodes each preamble once, and again when the engine has lost its blob."""
 
-    def __init__(self, at_hand: AtHand) -> None:
-        self._at_hand = at_hand
+    def __init__(self, blobs: KnownBlobs) -> None:
+        self._blobs = blobs
         self._keys: OrderedDict[tuple[str, tuple[int, ...]], str] = OrderedDict()
         self._lock = Lock()
 
     def key(self, engine: Engine, owner: str, ids: Sequence[int]) -> str | None:
-        """Key of the blob of `ids` as a preamble of `owner`; encoded now if need be. None when that fails."""
+        """The key of the blob of the preamble `ids` of `owner`, encoded now if necessary; None if that fails."""
         name = (owner, tuple(ids))
         with self._lock:
             known = self._keys.get(name)
             if known is not None:
                 self._keys.move_to_end(name)
-        if known is not None and self._at_hand.confirm(engine, owner, [known]):
+        if known is not None and self._blobs.confirm(engine, owner, [known]):
             return known
         [result] = engine.encode([EncodeRequest(owner, name[1], (Span(0, len(name[1])),))])
         if not result.refs:
             return None
         key = result.refs[0].key
-        self._at_hand.add([key])
+        self._blobs.add([key])
         with self._lock:
             self._keys[name] = key
             while len(self._keys) > _PREAMBLES:

@@ -1,8 +1,8 @@
-"""The engine of an app that holds no weights: a `vllm serve` with our connector, over HTTP.
+"""The engine of an app that holds no weights: it talks to `vllm serve` with our connector, over HTTP.
 
-`inferscale serve` starts such a server. Both faces are native: the sync one blocks on a client of its own, the async
-one awaits on one client per event loop, and one body serves them both. A client never trusts that it still speaks
-with the model it has met: what is refused makes it look again.
+`inferscale serve` starts such a server. The sync methods block on one HTTP client, the async methods await one client
+per event loop, and both share one implementation. After each refusal the engine checks that the server still runs the
+model of the handshake.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from inferscale_memory.engine.base import (
     SamplingOptions,
 )
 from inferscale_memory.engine.environment import home_folder
-from inferscale_memory.engine.http import Address, DirectWire, LoopWire, Wire
-from inferscale_memory.engine.remote_model import Served, Told, meet
+from inferscale_memory.engine.http import Address, AsyncTransport, SyncTransport, Transport
+from inferscale_memory.engine.remote_model import RemoteModel, ServerInfo, handshake
 from inferscale_memory.engine.tool_parsers import call_reader, check_tool_parser
 from inferscale_memory.errors import ClosedError, ConfigurationError
 from inferscale_memory.lifetime import close_at_exit, leave_behind, renew_after_fork
@@ -40,27 +40,27 @@ SAMPLE = "On 12 May 2024, at 09:30, naïve Zoë paid 1,234.50 € for 3 çays.\n
 
 
 class RemoteEngine(Shared):
-    """`Engine` over a vLLM server.
+    """An `Engine` that uses a vLLM server.
 
     Args:
-        base_url: of the server, such as "http://127.0.0.1:8000".
-        tokenizer: folder of the model's tokenizer, or the model's id at the hub. It may be left out where this machine
-            has the server's model too.
-        model: name of the model at the server; the one it serves when left out.
-        api_key: what the server was started with as --api-key, if it was.
-        home: where the secret is read from when INFERSCALE_SECRET is not set (default: INFERSCALE_HOME,
-            ~/.inferscale). It must be the server's.
-        timeout: longest silence of the server that is borne, in seconds. An answer that is not streamed is silent
-            until it is complete.
-        tool_parser: which of vLLM's tool parsers reads this model's tool calls, where they are not JSON. It is the
-            only thing for which vLLM must be installed here too.
+        base_url: address of the server, such as "http://127.0.0.1:8000".
+        tokenizer: folder of the model's tokenizer, or the model's id at the hub. It may be left out if this machine
+            has the server's model.
+        model: name of the model at the server; by default the one it serves.
+        api_key: the --api-key that the server was started with, if any.
+        home: folder of the secret if INFERSCALE_SECRET is not set (default: INFERSCALE_HOME, ~/.inferscale). The
+            server has to use the same secret.
+        timeout: seconds the server may be silent before a request fails. The server is silent until an answer that
+            is not streamed is complete.
+        tool_parser: vLLM's tool parser for this model's tool calls, if they are not JSON. This option alone needs an
+            installed vLLM on the client's side.
 
     Nothing is sent before the first use.
 
     Raises:
-        ConfigurationError: no address, no such folder or tool parser; from the first use on: an API key or a model
-            that the server does not take, or a tokenizer that is not its model's.
-        EngineError: from the first use on: no server, one of another secret, or one that fails.
+        ConfigurationError: the address is not valid, or the folder or tool parser does not exist. From the first use
+            on: the server refuses the API key or the model, or the tokenizer is not its model's.
+        EngineError: from the first use on: no server answers, its secret is another one, or it fails.
     """
 
     def __init__(
@@ -84,41 +84,41 @@ class RemoteEngine(Shared):
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._tokenizer: Any = None
-        self._told: tuple[bytes, Told] | None = None  # the secret it was met with, and what it told
-        self._direct: DirectWire | None = None
-        self._loops: dict[asyncio.AbstractEventLoop, LoopWire] = {}
+        self._server: tuple[bytes, ServerInfo] | None = None  # the secret of the handshake and its result
+        self._sync: SyncTransport | None = None
+        self._by_loop: dict[asyncio.AbstractEventLoop, AsyncTransport] = {}
         self._closed = False
         close_at_exit(self, engine=True)
         renew_after_fork(self)
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- the model ----------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> str:
-        return self._met().fingerprint
+        return self._remote_model().fingerprint
 
     @property
     def unsupported(self) -> str | None:
-        return self._met().unsupported
+        return self._remote_model().unsupported
 
     @property
     def max_model_len(self) -> int:
-        return self._met().max_model_len
+        return self._remote_model().max_model_len
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, from a folder on this machine; compared with the server's once."""
+        """The model's tokenizer, from a folder on this machine. It is compared with the server's when it is loaded."""
         self._still_open()
         with self._loading:
             if self._tokenizer is None:
-                served = self._met()
-                folder = self._folder or _root(served.told, self._address.url)
-                tokenizer = _load(folder, served.told, self._address.url)
+                model = self._remote_model()
+                folder = self._folder or _root(model.info, self._address.url)
+                tokenizer = _load(folder, model.info, self._address.url)
                 text = SAMPLE + "".join(tokenizer.all_special_tokens)
-                theirs = run(served.tokenize(text))
+                theirs = run(model.tokenize(text))
                 if theirs != tokenizer(text, add_special_tokens=False)["input_ids"]:
                     raise ConfigurationError(
-                        f"the tokenizer in {folder} is not that of {served.told.model}, which {self._address.url} "
+                        f"the tokenizer in {folder} is not that of {model.info.model}, which {self._address.url} "
                         "serves: pass as tokenizer the folder of the model that is served"
                     )
                 self._tokenizer = tokenizer
@@ -126,34 +126,34 @@ class RemoteEngine(Shared):
 
     @property
     def call_reader(self) -> CallReader | None:
-        """What takes this model's answers apart into words and tool calls; None where their calls are JSON."""
+        """Splits this model's answers into text and tool calls; None if its tool calls are JSON."""
         return None if self._tool_parser is None else call_reader(self._tool_parser, self.tokenizer)
 
     def start(self) -> Self:
-        """Meet the server now instead of at the first use; returns itself."""
-        self._met()
+        """Do the handshake with the server now instead of at the first use; returns itself."""
+        self._remote_model()
         return self
 
     def close(self) -> None:
-        """Close all connections: what is under way at the server ends, and raises ClosedError here. A closed engine
-        does not start again."""
+        """Close all connections. Requests under way end at the server and raise ClosedError here. A closed engine
+        cannot be started again."""
         with self._lock:
             self._closed = True
-            direct, self._direct = self._direct, None
-            loops, self._loops = self._loops, {}
-        if direct is not None:
-            direct.close()
-        for loop, wire in loops.items():
+            blocking, self._sync = self._sync, None
+            by_loop, self._by_loop = self._by_loop, {}
+        if blocking is not None:
+            blocking.close()
+        for loop, transport in by_loop.items():
             if loop.is_running():
-                ended = asyncio.run_coroutine_threadsafe(wire.aclose(), loop)
+                ended = asyncio.run_coroutine_threadsafe(transport.aclose(), loop)
                 if _running_loop() is not loop:
                     ended.result(timeout=10)
 
     def _renew(self) -> None:
-        """In a forked child: connections are the parent's, the child makes its own."""
+        """Runs in a forked child: the connections belong to the parent, and the child opens its own."""
         self._lock, self._loading = threading.Lock(), threading.Lock()
-        leave_behind(self._direct, *self._loops.values())
-        self._direct, self._loops = None, {}
+        leave_behind(self._sync, *self._by_loop.values())
+        self._sync, self._by_loop = None, {}
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -161,16 +161,16 @@ class RemoteEngine(Shared):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the sync face ------------------------------------------------------------------------------------------
+    # -- sync methods -------------------------------------------------------------------------------------------
 
     def encode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        return run(self._encode(self._here(), requests))
+        return run(self._encode(self._sync_transport(), requests))
 
     def generate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
-        return run(self._generate(self._here(), prompt, options))
+        return run(self._generate(self._sync_transport(), prompt, options))
 
     def stream(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
-        chunks = self._stream(self._here(), prompt, options)
+        chunks = self._stream(self._sync_transport(), prompt, options)
         try:
             while (chunk := run(_next(chunks))) is not None:
                 yield chunk
@@ -178,74 +178,76 @@ class RemoteEngine(Shared):
             run(_end(chunks))
 
     def at_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
-        return run(self._at_hand(self._here(), owner, keys))
+        return run(self._at_hand(self._sync_transport(), owner, keys))
 
     def forget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
-        return run(self._forget(self._here(), owner, keys, tags))
+        return run(self._forget(self._sync_transport(), owner, keys, tags))
 
-    # -- the async face -----------------------------------------------------------------------------------------
+    # -- async methods ------------------------------------------------------------------------------------------
 
     async def aencode(self, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
-        return await self._encode(self._on_loop(), requests)
+        return await self._encode(self._async_transport(), requests)
 
     async def agenerate(self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS) -> Completion:
-        return await self._generate(self._on_loop(), prompt, options)
+        return await self._generate(self._async_transport(), prompt, options)
 
     async def astream(
         self, prompt: Prompt, options: SamplingOptions = DEFAULT_OPTIONS
     ) -> AsyncIterator[Chunk]:
-        async with aclosing(self._stream(self._on_loop(), prompt, options)) as chunks:
+        async with aclosing(self._stream(self._async_transport(), prompt, options)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def aat_hand(self, owner: str, keys: Sequence[str]) -> set[str]:
-        return await self._at_hand(self._on_loop(), owner, keys)
+        return await self._at_hand(self._async_transport(), owner, keys)
 
     async def aforget(self, owner: str, keys: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
-        return await self._forget(self._on_loop(), owner, keys, tags)
+        return await self._forget(self._async_transport(), owner, keys, tags)
 
-    # -- the body of both ---------------------------------------------------------------------------------------
+    # -- shared by both -----------------------------------------------------------------------------------------
 
-    async def _encode(self, wire: Wire, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
+    async def _encode(self, transport: Transport, requests: Sequence[EncodeRequest]) -> list[EncodeResult]:
         with self._while_open():
-            served = await self._meet(wire)
-            results = await served.encode(requests)
+            model = await self._model_over(transport)
+            results = await model.encode(requests)
             if results and all(result.error is not None for result in results):
-                await served.recognize()
+                await model.check_identity()
             return results
 
-    async def _generate(self, wire: Wire, prompt: Prompt, options: SamplingOptions) -> Completion:
+    async def _generate(self, transport: Transport, prompt: Prompt, options: SamplingOptions) -> Completion:
         with self._while_open():
-            served = await self._meet(wire)
-            completion = await served.generate(prompt, options)
+            model = await self._model_over(transport)
+            completion = await model.generate(prompt, options)
             if completion.refused is not None:
-                await served.recognize()
+                await model.check_identity()
             return completion
 
     async def _stream(
-        self, wire: Wire, prompt: Prompt, options: SamplingOptions
+        self, transport: Transport, prompt: Prompt, options: SamplingOptions
     ) -> AsyncGenerator[Chunk, None]:
         with self._while_open():
-            served = await self._meet(wire)
-            async with aclosing(served.stream(prompt, options)) as chunks:
+            model = await self._model_over(transport)
+            async with aclosing(model.stream(prompt, options)) as chunks:
                 async for chunk in chunks:
                     if chunk.completion is not None and chunk.completion.refused is not None:
-                        await served.recognize()
+                        await model.check_identity()
                     yield chunk
 
-    async def _at_hand(self, wire: Wire, owner: str, keys: Sequence[str]) -> set[str]:
+    async def _at_hand(self, transport: Transport, owner: str, keys: Sequence[str]) -> set[str]:
         with self._while_open():
-            served = await self._meet(wire)
-            return await served.at_hand(owner, keys) if served.told.connected else set()
+            model = await self._model_over(transport)
+            return await model.at_hand(owner, keys) if model.info.connected else set()
 
-    async def _forget(self, wire: Wire, owner: str, keys: Sequence[str], tags: Sequence[str]) -> int:
+    async def _forget(
+        self, transport: Transport, owner: str, keys: Sequence[str], tags: Sequence[str]
+    ) -> int:
         with self._while_open():
-            served = await self._meet(wire)
-            return await served.forget(owner, keys, tags) if served.told.connected else 0
+            model = await self._model_over(transport)
+            return await model.forget(owner, keys, tags) if model.info.connected else 0
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """What breaks off because the engine was closed meanwhile raises ClosedError."""
+        """Raise ClosedError instead of the error of a request that failed because the engine was closed."""
         try:
             yield
         except Exception as error:
@@ -253,37 +255,39 @@ class RemoteEngine(Shared):
                 raise
             raise ClosedError(_CLOSED) from error
 
-    # -- meeting the server -------------------------------------------------------------------------------------
+    # -- the handshake ------------------------------------------------------------------------------------------
 
-    def _met(self) -> Served:
-        return run(self._meet(self._here()))
+    def _remote_model(self) -> RemoteModel:
+        return run(self._model_over(self._sync_transport()))
 
-    async def _meet(self, wire: Wire) -> Served:
-        """The server over `wire`. Several first calls may introduce themselves at the same time: no harm is done."""
+    async def _model_over(self, transport: Transport) -> RemoteModel:
+        """The model over `transport`. Concurrent first calls may each do the handshake, which is harmless."""
         url = self._address.url
-        if self._told is None:
-            # Without a secret no connector believes us; salts that nobody can guess are good all the same.
+        if self._server is None:
+            # Without a secret no connector trusts us; the salts of text must be impossible to guess all the same.
             key = secret.known(self._home) or token_bytes(32)
-            self._told = key, await meet(wire, url, self._model, key)
-        key, told = self._told
-        return Served(key, wire, url, told)
+            self._server = key, await handshake(transport, url, self._model, key)
+        key, info = self._server
+        return RemoteModel(key, transport, url, info)
 
-    def _here(self) -> DirectWire:
+    def _sync_transport(self) -> SyncTransport:
         with self._lock:
             self._still_open()
-            if self._direct is None:
-                self._direct = DirectWire(self._address)
-            return self._direct
+            if self._sync is None:
+                self._sync = SyncTransport(self._address)
+            return self._sync
 
-    def _on_loop(self) -> LoopWire:
+    def _async_transport(self) -> AsyncTransport:
         loop = asyncio.get_running_loop()
         with self._lock:
             self._still_open()
-            if loop not in self._loops:
-                # A client refers to its loop: those of loops that have ended would stay for ever.
-                self._loops = {old: wire for old, wire in self._loops.items() if not old.is_closed()}
-                self._loops[loop] = LoopWire(self._address)
-            return self._loops[loop]
+            if loop not in self._by_loop:
+                # A client refers to its loop, so clients of closed loops would otherwise never be freed.
+                self._by_loop = {
+                    old: transport for old, transport in self._by_loop.items() if not old.is_closed()
+                }
+                self._by_loop[loop] = AsyncTransport(self._address)
+            return self._by_loop[loop]
 
     def _still_open(self) -> None:
         if self._closed:
@@ -304,27 +308,27 @@ def _tokenizer_folder(tokenizer: str | Path) -> Path:
     return model_folder(tokenizer, weights=False)
 
 
-def _root(told: Told, url: str) -> Path:
-    """Where the server's model is on this machine."""
+def _root(info: ServerInfo, url: str) -> Path:
+    """The folder of the server's model on this machine."""
     try:
-        return _tokenizer_folder(told.root)
+        return _tokenizer_folder(info.root)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{url} serves {told.model}, and this machine has no folder of it: {_REMEDY}"
+            f"{url} serves {info.model}, but this machine has no folder of that model: {_REMEDY}"
         ) from error
 
 
 _REMEDY = "pass as tokenizer a folder with the tokenizer of the model that is served"
 
 
-def _load(folder: Path, told: Told, url: str) -> Any:
+def _load(folder: Path, info: ServerInfo, url: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{folder} holds no tokenizer that can be read ({error}): {_REMEDY}"
+            f"{folder} does not contain a readable tokenizer ({error}): {_REMEDY}"
         ) from error
 
 

@@ -30,7 +30,7 @@ from inferscale_memory.engine.base import (
     EncodeResult,
     SamplingOptions,
 )
-from inferscale_memory.engine.connector_client import CHECK_TOKENS, Asking, completion, engine_seed
+from inferscale_memory.engine.connector_client import CHECK_TOKENS, ConnectorClient, completion, engine_seed
 from inferscale_memory.engine.environment import home_folder, vllm_defaults
 from inferscale_memory.engine.tool_parsers import call_reader, check_tool_parser
 from inferscale_memory.errors import (
@@ -260,7 +260,7 @@ class VLLMEngine(Shared):
             raise ForkedError(_FORKED)
 
 
-class _Server(Asking):
+class _Server(ConnectorClient):
     """A running vLLM and the event loop that drives it."""
 
     def __init__(self, model: Path, options: dict[str, Any], budgets: dict[str, int], secret_: bytes) -> None:
@@ -279,7 +279,7 @@ class _Server(Asking):
             self.most_logprobs = config.max_logprobs
             self.some_token = self._vocabulary // 2
             step = max(1, self._vocabulary // (CHECK_TOKENS + 1))
-            found = self.run(self._introduce([(1 + i) * step for i in range(CHECK_TOKENS)]))
+            found = self.run(self._identify([(1 + i) * step for i in range(CHECK_TOKENS)]))
             if "fingerprint" not in found:
                 raise EngineError(
                     f"the connector did not answer at start-up ({found.get('error', 'no reply')}); "

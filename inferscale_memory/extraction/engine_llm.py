@@ -20,7 +20,7 @@ from mem0.utils.factory import LlmFactory
 from inferscale_memory.arguments import as_count
 from inferscale_memory.bounded import Bounded
 from inferscale_memory.engine.base import Engine, SamplingOptions
-from inferscale_memory.engine.known_blobs import AtHand, Preambles
+from inferscale_memory.engine.known_blobs import KnownBlobs, Preambles
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import InferScaleError
 from inferscale_memory.extraction import instructions as extraction
@@ -83,7 +83,7 @@ class EngineLLM(Shared, LLMBase):  # type: ignore[misc]  # mem0 has no types
 
     def __init__(self, config: EngineLLMConfig) -> None:
         super().__init__(config)
-        self._at_hand = AtHand()
+        self._at_hand = KnownBlobs()
         self._instructions = Preambles(self._at_hand)
         self._refused: Bounded[tuple[int, ...], float] = Bounded(_REFUSED)  # instructions -> until when
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from threading import Lock
 
 from inferscale_memory.engine.base import Engine
-from inferscale_memory.engine.known_blobs import AtHand
+from inferscale_memory.engine.known_blobs import KnownBlobs
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ClosedError
 from inferscale_memory.journal import Journal, PendingForget
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class Outbox:
     """The calls of `forget` from one memory to its engine."""
 
-    def __init__(self, journal: Journal, engine: LazyEngine, at_hand: AtHand) -> None:
+    def __init__(self, journal: Journal, engine: LazyEngine, at_hand: KnownBlobs) -> None:
         self._pending = journal.pending_forgets
         self._engine = engine
         self._at_hand = at_hand

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from inferscale_memory.engine.base import DEFAULT_OPTIONS, Engine, SamplingOptions
-from inferscale_memory.engine.known_blobs import AtHand
+from inferscale_memory.engine.known_blobs import KnownBlobs
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.engine.runner import Direct, Threads, Waiting, run
 from inferscale_memory.errors import ClosedError, ConfigurationError
@@ -76,7 +76,7 @@ class Chat(OldChatNames, Shared):
         self._own = LazyEngine(
             engine, chosen=True, eager=True, heading=DEFAULT_HEADING, default_system=DEFAULT_SYSTEM
         )
-        self._answers = Answers(self._own, AtHand())
+        self._answers = Answers(self._own, KnownBlobs())
         self._closed = False
 
     # -- what it is ------------------------------------------------------------------------------------------

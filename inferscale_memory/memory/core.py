@@ -14,7 +14,7 @@ from threading import RLock
 from time import monotonic
 from typing import Any, Protocol
 
-from inferscale_memory.engine.known_blobs import AtHand, Preambles
+from inferscale_memory.engine.known_blobs import KnownBlobs, Preambles
 from inferscale_memory.errors import StoreError
 from inferscale_memory.facts.expiry import is_expired
 from inferscale_memory.facts.nearest import Nearest
@@ -83,7 +83,7 @@ class Core:
         self._store_lock = StoreLock()
         self.history = HistoryFile(lambda: getattr(stores, "db", None))
         self.entities = Entities(lambda: stores.entity_store)
-        at_hand = AtHand()
+        at_hand = KnownBlobs()
         self.outbox = Outbox(self.journal, self.engine, at_hand)
         preambles = Preambles(at_hand)
         self.whole = Whole(self.journal, lambda line: self.recall.line_ids(line), self.injection.full_memory_tokens)

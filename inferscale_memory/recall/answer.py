@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
-from inferscale_memory.engine.known_blobs import AtHand
+from inferscale_memory.engine.known_blobs import KnownBlobs
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.engine.runner import Threads, Waiting
 from inferscale_memory.facts.scope import fact_tag
@@ -55,7 +55,7 @@ class Answers:
     def __init__(
         self,
         engine: LazyEngine,
-        at_hand: AtHand,
+        at_hand: KnownBlobs,
         gone: Callable[[Sequence[Shown]], Sequence[Shown]] = lambda shown: (),
         forget: Callable[[Sequence[PendingForget]], None] = lambda wanted: None,
     ) -> None:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from inferscale_memory.engine.base import Engine
-from inferscale_memory.engine.known_blobs import AtHand, Preambles
+from inferscale_memory.engine.known_blobs import KnownBlobs, Preambles
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ConfigurationError, PromptError
 from inferscale_memory.facts.repeats import once
@@ -72,7 +72,7 @@ class Recall:
         journal: Journal,
         engine: LazyEngine,
         encoder: Encoder,
-        at_hand: AtHand,
+        at_hand: KnownBlobs,
         preambles: Preambles,
         injection: Injection,
         held: Callable[[str], Mapping[str, Any] | None],

@@ -14,7 +14,7 @@ from threading import Condition, Thread, current_thread
 
 from inferscale_memory.bounded import Bounded
 from inferscale_memory.engine.base import BlobRef, EncodeResult, Engine
-from inferscale_memory.engine.known_blobs import AtHand, Preambles
+from inferscale_memory.engine.known_blobs import KnownBlobs, Preambles
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ClosedError, EngineError
 from inferscale_memory.facts.scope import turn_tag
@@ -50,7 +50,7 @@ class Encoder:
         self,
         journal: Journal,
         engine: LazyEngine,
-        at_hand: AtHand,
+        at_hand: KnownBlobs,
         preambles: Preambles,
         *,
         w: int,

@@ -1,4 +1,4 @@
-"""What is asked of a connector, and what is made of its answers, without a model."""
+"""The requests that a client sends to the connector and how it reads the replies, without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Probe
 from inferscale_memory.engine.base import EncodeRequest, Span
-from inferscale_memory.engine.connector_client import Asking, completion
+from inferscale_memory.engine.connector_client import ConnectorClient, completion
 from inferscale_memory.errors import EngineError, PromptError
 from inferscale_memory.facts import scope
 from inferscale_memory.facts.scope import Scope
@@ -29,8 +29,8 @@ PROMPT = Prompt(
 )
 
 
-class Asked(Asking):
-    """A connector that answers encodes of the owners it knows, and fails for the others."""
+class FakeClient(ConnectorClient):
+    """Answers encodes of the owners it knows, and fails for all others."""
 
     fingerprint = "model"
     max_model_len = 100
@@ -52,8 +52,8 @@ class Asked(Asking):
         return list(await asyncio.gather(*(call() for call in calls)))
 
 
-class Listening(Asked):
-    """A connector that has every blob; it reads what it is asked as the real one does."""
+class RecordingClient(FakeClient):
+    """Holds every blob, and records each request after parsing it as the real connector does."""
 
     max_model_len = 10_000
 
@@ -74,33 +74,33 @@ class Listening(Asked):
         raise AssertionError(read)
 
 
-def encode(asked: Asked, *owners: str) -> list[Any]:
+def encode(client: FakeClient, *owners: str) -> list[Any]:
     requests = [EncodeRequest(owner, (1, 2, 3), (Span(1, 3),)) for owner in owners]
-    return asyncio.run(asked.encode(requests))
+    return asyncio.run(client.encode(requests))
 
 
-def transfer(asked: Asked, prompt: Prompt = PROMPT) -> tuple[int, Any, str]:
-    asks, params, salt = asked._transfer(prompt)
+def transfer(client: FakeClient, prompt: Prompt = PROMPT) -> tuple[int, Any, str]:
+    asks, params, salt = client._transfer(prompt)
     return asks, protocol.parse(params, SECRET), salt
 
 
-def test_an_encode_that_is_not_answered_takes_no_other_blob_with_it() -> None:
-    one, other, third = encode(Asked("ada", "cleo"), "ada", "ben", "cleo")
+def test_an_encode_that_fails_does_not_lose_the_blobs_of_the_others() -> None:
+    one, other, third = encode(FakeClient("ada", "cleo"), "ada", "ben", "cleo")
     assert [ref.key for result in (one, third) for ref in result.refs] == ["blob of ada", "blob of cleo"]
     assert (other.refs, other.error, other.answered) == ((), "nobody answered for ben", False)
 
 
-def test_an_engine_that_answers_nobody_is_an_error() -> None:
+def test_an_error_is_raised_when_every_encode_fails() -> None:
     with pytest.raises(EngineError, match="for ada"):
-        encode(Asked(), "ada", "ben")
+        encode(FakeClient(), "ada", "ben")
 
 
-def test_a_prompt_names_its_facts_whatever_is_injected() -> None:
-    asks, ask, salt = transfer(Asked())
+def test_a_prompt_mentions_its_facts_even_when_nothing_is_injected() -> None:
+    asks, ask, salt = transfer(FakeClient())
     assert isinstance(ask, Inject)
     assert (asks, ask.segments) == (5, (("preamble", 2), ("blob", 3)))
     assert ask.mentions == ((protocol.wire_tag(SECRET, "tag"), 2), (protocol.wire_tag(SECRET, "said"), 5))
-    unable = Asked()
+    unable = FakeClient()
     unable.unsupported = "it has MLA attention"
     asks, text, other = transfer(unable)
     assert isinstance(text, Inject)
@@ -109,43 +109,43 @@ def test_a_prompt_names_its_facts_whatever_is_injected() -> None:
     assert other != salt
 
 
-def test_what_is_asked_of_thousands_of_blobs_is_asked_in_parts() -> None:
-    """A connector refuses a request of more than 4,096."""
+def test_a_probe_or_forget_of_thousands_of_keys_is_sent_in_parts() -> None:
+    """The connector refuses a request of more than 4,096 items."""
     keys, tags = [f"{n:040x}" for n in range(10_000)], [f"t{n}" for n in range(9_000)]
-    asked = Listening()
-    assert asyncio.run(asked.at_hand("ada", keys)) == set(keys)
-    assert asyncio.run(asked.forget("ada", keys, tags)) == 10_000
-    forgets = [ask for ask in asked.read if isinstance(ask, Forget)]
+    client = RecordingClient()
+    assert asyncio.run(client.at_hand("ada", keys)) == set(keys)
+    assert asyncio.run(client.forget("ada", keys, tags)) == 10_000
+    forgets = [ask for ask in client.read if isinstance(ask, Forget)]
     assert [key for ask in forgets for key in ask.keys] == keys
     assert [tag for ask in forgets for tag in ask.tags] == [protocol.wire_tag(SECRET, tag) for tag in tags]
-    assert len(asked.read) == 3 + 3 + 3
+    assert len(client.read) == 3 + 3 + 3
 
 
-def test_an_encode_of_more_than_one_request_takes_says_so_and_is_not_sent() -> None:
-    asked = Listening()
+def test_an_encode_over_the_limit_of_a_request_is_refused_and_not_sent() -> None:
+    client = RecordingClient()
     ids = tuple(range(5000))
     spans = tuple(Span(n, n + 1) for n in range(5000))
     for request in (
         EncodeRequest("ada", ids, spans),
         EncodeRequest("ada", ids[:3], spans[:1], tuple((f"t{n}", 0) for n in range(4))),
     ):
-        [result] = asyncio.run(asked.encode([request]))
+        [result] = asyncio.run(client.encode([request]))
         assert "in one encode" in str(result.error)
-    assert asked.read == []
+    assert client.read == []
 
 
-def test_a_prompt_of_more_memories_than_a_request_can_name_is_refused() -> None:
+def test_a_prompt_with_more_memories_than_a_request_can_mention_is_refused() -> None:
     segments = tuple(Segment((1,), None, f"t{n}") for n in range(4097))
     with pytest.raises(PromptError, match="recall less"):
-        transfer(Asked(), Prompt("user:ada", segments))
-    assert len(transfer(Asked(), Prompt("user:ada", segments[:4096]))[1].mentions) == 4096
+        transfer(FakeClient(), Prompt("user:ada", segments))
+    assert len(transfer(FakeClient(), Prompt("user:ada", segments[:4096]))[1].mentions) == 4096
 
 
-def test_where_no_connector_is_nothing_is_asked_of_it() -> None:
-    alone = Asked()
+def test_without_a_connector_a_prompt_has_no_parameters_for_it() -> None:
+    alone = FakeClient()
     alone.unsupported, alone.connected = "there is none", False
     assert transfer(alone)[:2] == (0, None)
-    assert transfer(Asked(), Prompt("user:ada", (Segment((1,)),)))[:2] == (0, None)
+    assert transfer(FakeClient(), Prompt("user:ada", (Segment((1,)),)))[:2] == (0, None)
 
 
 def test_tokens_whose_load_failed_count_as_prefilled() -> None:
@@ -164,7 +164,7 @@ def test_tokens_whose_load_failed_count_as_prefilled() -> None:
     assert done.refused == "loading failed"
 
 
-def test_an_owner_of_any_length_can_be_named_to_the_connector() -> None:
+def test_an_owner_of_any_length_fits_a_request() -> None:
     long, longer = Scope(user_id="x" * 508), Scope(user_id="x" * 509)
     assert Scope(user_id="x" * 507).owner == "user:" + "x" * 507
     assert len({long.owner, longer.owner, Scope(agent_id="x" * 508).owner}) == 3

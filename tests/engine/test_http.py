@@ -1,4 +1,4 @@
-"""The connection of the remote engine: what a server may answer, and what is said of it. On a real, small server."""
+"""The HTTP transports of the remote engine, against a small real server: answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inferscale_memory.coroutines import run
-from inferscale_memory.engine.http import Address, DirectWire, LoopWire, is_loopback
+from inferscale_memory.engine.http import Address, AsyncTransport, SyncTransport, is_loopback
 from inferscale_memory.engine.remote import RemoteEngine
 from inferscale_memory.errors import ConfigurationError, EngineError, PromptError
 from tests.serving import free_port
@@ -22,7 +22,7 @@ Answer = tuple[int, bytes] | Callable[[BaseHTTPRequestHandler], None]
 
 
 class Small:
-    """A server that gives one answer to everything, and remembers how it was asked."""
+    """A server that gives the same answer to every request, and records the headers and connections."""
 
     def __init__(self) -> None:
         self.answer: Answer = (200, b"{}")
@@ -51,7 +51,7 @@ class Small:
 
         class Quiet(ThreadingHTTPServer):
             def handle_error(self, *_: object) -> None:
-                """A client that gives up is what some of the tests are about."""
+                """Some tests let a client give up, which is not an error here."""
 
         self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
@@ -67,18 +67,18 @@ def small() -> Iterator[Small]:
 
 
 def posted(url: str, *, api_key: str | None = None, timeout: float = 5.0) -> Any:
-    """What both faces make of a POST: they must agree."""
+    """The result of a POST, on which both transports must agree."""
     address = Address.read(url, api_key, timeout)
 
     async def on_loop() -> Any:
-        wire = LoopWire(address)
+        transport = AsyncTransport(address)
         try:
-            return await wire.post("/v1/completions", {"prompt": [1]})
+            return await transport.post("/v1/completions", {"prompt": [1]})
         finally:
-            await wire.aclose()
+            await transport.aclose()
 
     results: list[Any] = []
-    direct = DirectWire(address)
+    direct = SyncTransport(address)
     for call in (
         lambda: run(direct.post("/v1/completions", {"prompt": [1]})),
         lambda: asyncio.run(on_loop()),
@@ -88,7 +88,7 @@ def posted(url: str, *, api_key: str | None = None, timeout: float = 5.0) -> Any
         except Exception as error:
             results.append(error)
     direct.close()
-    if isinstance(results[0], Exception):  # the system's own words differ
+    if isinstance(results[0], Exception):  # the messages of the operating system differ
         assert type(results[0]) is type(results[1])
         raise results[0]
     assert results[0] == results[1]
@@ -96,22 +96,22 @@ def posted(url: str, *, api_key: str | None = None, timeout: float = 5.0) -> Any
 
 
 def streamed(url: str) -> list[Any]:
-    """The events of a stream, by both faces."""
+    """The events of a stream, on which both transports must agree."""
     address = Address.read(url, None, 5.0)
 
-    async def collect(wire: DirectWire | LoopWire) -> list[Any]:
-        return [event async for event in wire.events("/v1/completions", {})]
+    async def collect(transport: SyncTransport | AsyncTransport) -> list[Any]:
+        return [event async for event in transport.events("/v1/completions", {})]
 
     async def on_loop() -> list[Any]:
-        return await collect(LoopWire(address))
+        return await collect(AsyncTransport(address))
 
-    events = run(collect(DirectWire(address)))
+    events = run(collect(SyncTransport(address)))
     assert asyncio.run(on_loop()) == events
     return events
 
 
 def pieces(*parts: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """An answer in chunks, each sent on its own."""
+    """An answer whose parts are sent one by one."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -151,10 +151,10 @@ def test_the_json_of_an_answer(small: Small) -> None:
         (500, error("out of memory"), EngineError, "500: out of memory.*log"),
         (503, b"<html>busy</html>", EngineError, "503: <html>busy"),
         (302, b"", EngineError, "302"),
-        (200, b"<html>hello</html>", EngineError, "no vLLM server.*base_url"),
+        (200, b"<html>hello</html>", EngineError, "not a vLLM server.*base_url"),
     ],
 )
-def test_an_answer_that_is_none_names_its_remedy(
+def test_a_refusal_or_failure_names_its_remedy(
     small: Small, status: int, content: bytes, kind: type[Exception], says: str
 ) -> None:
     small.answer = (status, content)
@@ -162,7 +162,7 @@ def test_an_answer_that_is_none_names_its_remedy(
         posted(small.url)
 
 
-def test_nobody_at_home() -> None:
+def test_no_server_at_the_address() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(EngineError, match=f"{url}.*inferscale serve"):
         posted(url)
@@ -178,17 +178,17 @@ def test_a_server_that_is_silent(small: Small) -> None:
         over.set()
 
 
-def test_a_server_that_hangs_up(small: Small) -> None:
+def test_a_server_that_closes_the_connection(small: Small) -> None:
     small.answer = lambda handler: handler.connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(EngineError, match="broke off"):
         posted(small.url)
 
 
-def test_a_connection_is_used_again(small: Small) -> None:
-    wire = DirectWire(Address.read(small.url, None, 5.0))
+def test_a_connection_is_reused(small: Small) -> None:
+    transport = SyncTransport(Address.read(small.url, None, 5.0))
     for _ in range(5):
-        run(wire.get("/v1/models"))
-    wire.close()
+        run(transport.get("/v1/models"))
+    transport.close()
     assert len(small.connections) == 1
 
 
@@ -196,14 +196,14 @@ def test_a_connection_is_used_again(small: Small) -> None:
 
 
 def test_events_in_any_pieces_with_any_characters(small: Small) -> None:
-    """A line ends at a newline only: U+2028 and U+0085 stand in JSON as they are."""
+    """Only a newline ends a line: U+2028 and U+0085 may occur unescaped in JSON."""
     text = "one\u2028two\u0085three\x0cfour 日本"
     whole = f"data: {json.dumps({'text': text}, ensure_ascii=False)}\n\n".encode()
     small.answer = pieces(b": still here\n\n", *(bytes([byte]) for byte in whole), b"data: [DONE]\n\n")
     assert streamed(small.url) == [{"text": text}]
 
 
-def test_a_stream_that_ends_before_it_is_done(small: Small) -> None:
+def test_a_stream_that_ends_too_early(small: Small) -> None:
     small.answer = pieces(b'data: {"text": "half"}\n\n')
     with pytest.raises(EngineError, match="broke off"):
         streamed(small.url)
@@ -221,15 +221,15 @@ def test_a_stream_that_is_refused(small: Small) -> None:
         streamed(small.url)
 
 
-def test_of_many_calls_one_that_fails_ends_all(small: Small) -> None:
+def test_one_failure_among_many_calls_ends_them_all(small: Small) -> None:
     small.answer = (500, b"{}")
     address = Address.read(small.url, None, 5.0)
 
     async def on_loop() -> None:
-        wire = LoopWire(address)
-        await wire.all([lambda: wire.get("/v1/models")] * 200)
+        transport = AsyncTransport(address)
+        await transport.all([lambda: transport.get("/v1/models")] * 200)
 
-    direct = DirectWire(address)
+    direct = SyncTransport(address)
     with pytest.raises(EngineError, match="500"):
         run(direct.all([lambda: direct.get("/v1/models")] * 200))
     with pytest.raises(EngineError, match="500"):
@@ -241,31 +241,31 @@ def test_of_many_calls_one_that_fails_ends_all(small: Small) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://host", "http://", None])
-def test_what_is_no_address_is_refused_at_once(url: Any) -> None:
+def test_an_invalid_address_is_refused_at_once(url: Any) -> None:
     with pytest.raises(ConfigurationError, match="base_url"):
         RemoteEngine(url)
 
 
-def test_an_address_may_be_the_one_of_the_api() -> None:
+def test_an_address_may_end_in_v1() -> None:
     for url in ("http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"):
         assert Address.read(url, None, 1.0).url == "http://h:1"
     assert Address.read("https://h/llm/v1", None, 1.0).url == "https://h/llm"
 
 
-def test_a_timeout_that_is_none_is_refused_at_once() -> None:
+def test_a_timeout_of_zero_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="timeout"):
         RemoteEngine("http://127.0.0.1", timeout=0)
 
 
-def test_who_can_reach_an_address() -> None:
+def test_which_addresses_are_loopback() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""))
 
 
-def test_something_else_behind_the_address_is_named(small: Small) -> None:
+def test_a_server_that_is_not_vllm_is_an_error(small: Small) -> None:
     for answer in (b"{}", b"[]", b'{"data": []}', b'{"data": [{"id": "m"}]}'):
         small.answer = (200, answer)
-        with RemoteEngine(small.url) as engine, pytest.raises(EngineError, match="no vLLM server"):
+        with RemoteEngine(small.url) as engine, pytest.raises(EngineError, match="not a vLLM server"):
             engine.start()
 
 

@@ -137,7 +137,7 @@ def test_a_stream_tells_what_was_injected_when_it_ends(engine: RemoteEngine) -> 
 
 
 def test_a_stream_of_which_nothing_is_known_any_more_claims_nothing(engine: RemoteEngine) -> None:
-    reply = run(engine._met()._outcome("alice", "a receipt of nobody's"))
+    reply = run(engine._remote_model()._outcome("alice", "a receipt of nobody's"))
     assert reply == {"refused": "the server cannot say what became of the blobs"}
 
 
@@ -424,6 +424,6 @@ def test_a_server_that_was_away(model: Path, tmp_path: Path) -> None:
             assert text.forget("alice", keys) == 0
             [result] = text.encode([EncodeRequest(PUBLIC_OWNER, words(20, 1), (Span(0, 20),))])
             assert result.error == text.unsupported
-        with pytest.raises(EngineError, match="started anew"):
+        with pytest.raises(EngineError, match="was restarted"):
             engine.generate(prompt, OPTIONS)
     engine.close()
