@@ -27,7 +27,7 @@ from inferscale_memory.connector.groups import CacheOfGroups
 from inferscale_memory.connector.metadata import Orders, Report, Slots
 from inferscale_memory.connector.positions import repeated_slots, without_position
 from inferscale_memory.connector.redaction import redact
-from inferscale_memory.connector.scheduler import SchedulerSide
+from inferscale_memory.connector.scheduler.side import SchedulerSide
 from inferscale_memory.connector.worker import WorkerSide
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.kv.arena import Shape
@@ -154,7 +154,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         meta = connector_output.kv_connector_worker_meta
         report = meta.report if isinstance(meta, StepReport) else None
         self._checked |= report is not None and report.status is not None
-        if report is not None and (stale := side.load_again(report)):
+        if report is not None and (stale := side.fail_stale_loads(report)):
             connector_output.finished_recving = (connector_output.finished_recving or set()) - stale
         self._guarded(None, lambda: side.observe(report))
         if report is not None and report.failed_loads and self._kv_cache_manager is not None:

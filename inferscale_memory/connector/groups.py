@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferscale_memory.connector.residency import PrefixCache
+from inferscale_memory.connector.scheduler.prefix_cache_index import PrefixCache
 
 
 class CacheOfGroups:

@@ -1,9 +1,9 @@
-"""vLLM's own scheduler, with the connector's scheduler side in it, over a worker that computes no tensors.
+"""vLLM's own scheduler with the connector's scheduler side, and a worker that computes no tensors.
 
-In place of keys and values a slot holds a *mark*: a number made of the token and of everything it attended
-to. So a slot that was not written, not in time, or for another position changes every token sampled after it,
-and a whole engine's bookkeeping (chunks, preemption, prefix cache, both model runners, async scheduling,
-failures) is tested in milliseconds a request.
+Instead of keys and values, a slot contains a *mark*: a number computed from the token and everything that it attended
+to. A slot that was not written, was written too late, or was written for another position changes every token that is
+sampled later. So the bookkeeping of a whole engine (chunks, preemption, prefix cache, both model runners, async
+scheduling, failures) is tested in milliseconds per request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from inferscale_memory.connector import protocol, secret
 from inferscale_memory.connector.connector import StepReport
 from inferscale_memory.connector.metadata import Load, Orders, Report
 from inferscale_memory.connector.protocol import Ask, Encode, Inject, Probe
-from inferscale_memory.connector.scheduler import SchedulerSide
+from inferscale_memory.connector.scheduler.side import SchedulerSide
+from inferscale_memory.kv.store import BlobStore
+from tests.kv.store_view import entries
 
 Ids = tuple[int, ...]
 MASK = (1 << 61) - 1
@@ -50,7 +52,7 @@ EMPTY = 0xDEAD
 
 
 def mark_of(token: int, attended: int) -> int:
-    """What stands for the keys and values of a token that attended to `attended`."""
+    """The mark of a token that attended to `attended`: it replaces its keys and values."""
     return hash((token, attended)) & MASK
 
 
@@ -76,7 +78,7 @@ def prefill(ids: Sequence[int], injected: Sequence[int] = (), window: int | None
 
 
 def answer(ids: Sequence[int], tokens: int, injected: Sequence[int] = (), window: int | None = None) -> Ids:
-    """What a right engine generates."""
+    """What a correct engine generates."""
     ids, marks = list(ids), list(injected)
     for _ in range(tokens):
         marks = prefill(ids, marks, window)
@@ -258,7 +260,7 @@ class Simulation:
         shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
         spec = SlidingWindowSpec(**shape, sliding_window=window) if window else FullAttentionSpec(**shape)
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(block_size, sha256) if caching else None
+        self.block_hasher = get_request_block_hasher(block_size, sha256) if caching else None
         # vLLM refuses the newer runner where there is no Triton; its scheduler needs none.
         self._ahead = 1 if asynchronous else stages - 1
         with (
@@ -278,7 +280,7 @@ class Simulation:
         self.ranks = [Rank(rows, block_size, window, runner) for _ in range(ranks)]
         self.window = window
         self.secret = secret.from_environment()
-        self.fingerprint = self.side._admission.fingerprint
+        self.fingerprint = self.side.admission.fingerprint
         self.requests: dict[str, Request] = {}
         self.replies: dict[str, dict[str, Any]] = {}
         self.generated: dict[str, list[int]] = {}
@@ -297,8 +299,13 @@ class Simulation:
         return self.scheduler.connector._scheduler
 
     @property
-    def store(self) -> Any:
-        return self.side._store
+    def last(self) -> Request:
+        """The request that was added last."""
+        return self.requests[f"r{self._serial}"]
+
+    @property
+    def store(self) -> BlobStore:
+        return self.side.store
 
     @property
     def pool(self) -> Any:
@@ -367,7 +374,7 @@ class Simulation:
         )
         sampling.update_from_generation_config({}, eos_token_id=3)
         request = Request(
-            name, list(ids), sampling, None, cache_salt=salt, arrival_time=0.0, block_hasher=self._hasher
+            name, list(ids), sampling, None, cache_salt=salt, arrival_time=0.0, block_hasher=self.block_hasher
         )
         request.kv_transfer_params = params
         return request
@@ -449,31 +456,38 @@ class Simulation:
     def step(self) -> Any:
         """Schedule and execute a step, and take in what is due: this step, or the one before it."""
         output = self.schedule()
+        self.take_due()
+        return output
+
+    def take_due(self) -> None:
+        """Take in the output of all steps but those that may be in flight."""
         while len(self._flight) > self._ahead:
             self.take()
-        return output
+
+    def take_all(self) -> None:
+        """Take in the output of all steps."""
+        while self._flight:
+            self.take()
 
     def drain(self, limit: int = 2000) -> None:
         """Run until nothing is left to do."""
         for _ in range(limit):
             if not self.scheduler.has_unfinished_requests():
-                while self._flight:
-                    self.take()
+                self.take_all()
                 return
             self.step()
         raise AssertionError("requests do not come to an end")
 
     def free(self) -> list[int]:
-        """Rows of each tier that nobody holds."""
+        """Free rows of each tier."""
         return [tier.free for tier in self.store.tiers]
 
     def stray(self) -> list[tuple[int, int, int]]:
-        """(rank, tier, row) of what lies in rows that nobody holds, once what was given back is wiped."""
+        """(rank, tier, row) of marks in free rows, after rows that were given back have been wiped."""
         self.step()
-        while self._flight:
-            self.take()
+        self.take_all()
         held: list[set[int]] = [set() for _ in self.store.tiers]
-        for entry in self.store._entries.values():
+        for entry in entries(self.store):
             for tier, rows in entry.rows.items():
                 held[tier].update(rows.tolist())
         return [
@@ -484,7 +498,7 @@ class Simulation:
         ]
 
     def marks(self, key: str) -> list[int]:
-        """The marks of a stored blob, wherever it lies."""
+        """The marks of a stored blob, on its fastest tier."""
         entry = self.store.get(key)
         assert entry is not None, "no such blob"
         tier = min(entry.rows)

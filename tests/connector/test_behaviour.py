@@ -31,10 +31,10 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with Rig.open(model, enable_prefix_caching=request.param != "uncached") as rig:
         rig.caching = request.param != "uncached"  # type: ignore[attr-defined]
         assert rig.worker.composer.direct is not None
-        assert rig.decider._ahead is False
+        assert rig.decider.injector.ahead is False
         if request.param == "uncached":
             rig.worker.composer.direct = None
-        rig.decider._ahead = request.param == "ahead"
+        rig.decider.injector.ahead = request.param == "ahead"
         yield rig
 
 
@@ -308,7 +308,7 @@ def test_a_failed_load_is_recomputed_and_leaves_nothing_to_hit(
 
     again = rig.inject(prompt)
     assert same(again, plain), "what is in the prefix cache now is right"
-    if not rig.decider._ahead:  # where a request waits for its load, vLLM caches what it recomputed
+    if not rig.decider.injector.ahead:  # where a request waits for its load, vLLM caches what it recomputed
         assert again.known == again.injected == length(prompt), "nothing of the failed load may be hit"
 
 

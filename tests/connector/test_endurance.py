@@ -15,11 +15,12 @@ import pytest
 from inferscale_memory.connector import protocol
 from inferscale_memory.connector.metadata import Report
 from inferscale_memory.connector.protocol import Encode, Forget, Inject, Outcome, Probe
-from inferscale_memory.connector.receipts import MOST
-from inferscale_memory.connector.scheduler import SchedulerSide
+from inferscale_memory.connector.scheduler.receipts import MOST
+from inferscale_memory.connector.scheduler.side import SchedulerSide
 from inferscale_memory.kv.store import BlobStore
 from inferscale_memory.kv.tier import RowAllocator
 from inferscale_memory.prompt.segments import PUBLIC_OWNER
+from tests.kv.store_view import sizes
 
 OPERATIONS = 50_000
 BLOCK, CACHED = 16, 500
@@ -163,17 +164,17 @@ class Traffic:
 
     def sizes(self) -> dict[str, int]:
         """How much of everything is remembered."""
-        side, store, residency = self.side, self.side._store, self.side._residency
-        assert residency is not None
+        side, index = self.side, self.side.forgetter.index
+        assert index is not None
         return {
-            "requests": len(side._requests) + len(side._running) + len(side._running._holders),
-            "loads": len(side._loading) + len(side._planned) + len(side._afresh),
-            "receipts": len(side._receipts),
-            "blobs": len(store),
-            "owners": sum(len(shares) + len(shares._largest) for shares in store._shares),
-            "moves": len(store._moves) + len(store._pinned),
-            "hashes": len(residency),
-            "names": residency.names + len(residency._first),
+            "requests": len(side.requests)
+            + len(side.forgetter.running)
+            + len(side.forgetter.running._holders),
+            "loads": len(side.injector.loading) + len(side.injector.planned) + len(side.encoder.recomputed),
+            "receipts": len(side.receipts),
+            "hashes": len(index),
+            "names": index.names + len(index._first),
+            **sizes(side.store),
         }
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inferscale_memory.connector import admission
 from inferscale_memory.connector.protocol import Encode
+from inferscale_memory.connector.scheduler import admission
 from inferscale_memory.engine.base import EncodeRequest, SamplingOptions, Span
 from inferscale_memory.engine.transformers import TransformersEngine
 from inferscale_memory.fetch import demo_model

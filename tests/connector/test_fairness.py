@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from inferscale_memory.connector.protocol import Encode, Inject, Outcome, Probe
-from inferscale_memory.connector.receipts import MOST, MOST_OF_OWNER, Receipts
+from inferscale_memory.connector.scheduler.receipts import MOST, MOST_OF_OWNER, Receipts
 from tests.connector.simulation import Ids, Simulation
+from tests.kv.store_view import rows_in_use
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def test_an_owner_that_recalls_thirteen_compositions_evicts_nobody_elses(folder:
             sim.ask(Inject("mallory", composition, str(round_)), ids + words(9, 3), tokens=2)
         reply = sim.ask(Inject("ada", mine, str(round_)), my_ids + words(9, 2), tokens=2)
         assert (reply["injected"], reply["promoted"]) == (80, 0), "it was not on the device any more"
-    held = [sum(len(entry.rows.get(tier, ())) for entry in sim.store._entries.values()) for tier in (0, 1)]
+    held = rows_in_use(sim.store)
     assert held[0] > 340, "the rest of the tier is hers"
 
 
@@ -49,7 +50,7 @@ def test_an_encode_keeps_at_most_a_quarter_of_the_device_tier(folder: Path) -> N
     sim = Simulation(folder, device=400)
     reply = sim.ask(Encode("alice", ((0, 101),)), words(120, 1), tokens=2)
     assert reply["blobs"] == []
-    for part in ("101 tokens", "a quarter of the device tier of 400", "device_bytes", "keep less"):
+    for part in ("101 tokens", "a quarter of the device tier of 400", "device_bytes", "keep fewer"):
         assert part in reply["error"]
     reply = sim.ask(Encode("alice", ((0, 50), (60, 111))), words(120, 1), tokens=2)
     assert "101 tokens" in reply["error"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from inferscale_memory.connector import admission, protocol
+from inferscale_memory.connector import protocol
 from inferscale_memory.connector.protocol import (
     MAX_ITEMS,
     MAX_NAME,
@@ -28,9 +28,11 @@ from inferscale_memory.connector.protocol import (
     Inject,
     Outcome,
 )
+from inferscale_memory.connector.scheduler import admission
 from inferscale_memory.facts.scope import fact_tag, said_tag, turn_tag
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.connector.simulation import Ids, Simulation, answer
+from tests.kv.store_view import entries
 
 VICTIM, MALLORY = "user:ada", "user:mallory"
 REQUESTS = 10_000
@@ -205,16 +207,17 @@ def test_ten_thousand_requests_with_a_valid_token_and_no_secret_do_nothing_to_an
         for name in names:
             mallory.nothing_was_got(name)
         kept |= {key for key, _ in sim.replies[running]["blobs"]}
-        assert set(sim.store._entries) <= kept, "he has stored something"
-        assert set(victim.keys) <= set(sim.store._entries), "he has dropped something"
-        assert {entry.owner for entry in sim.store._entries.values()} == {VICTIM}
+        stored = entries(sim.store)
+        assert {entry.key for entry in stored} <= kept, "an attacker has stored something"
+        assert set(victim.keys) <= {entry.key for entry in stored}, "an attacker has dropped something"
+        assert {entry.owner for entry in stored} == {VICTIM}
         assert sim.hittable(shared, sim.salt(mention)) == 32, "he has evicted what is shared"
         for name in [*names, running]:
             for mapping in (sim.requests, sim.replies, sim.generated):
                 mapping.pop(name, None)
-    residency = sim.side._residency
-    assert residency is not None
-    assert not {name for name in residency._first if name[0] == MALLORY}, "his names are remembered"
+    index = sim.side.forgetter.index
+    assert index is not None
+    assert not {name for name in index._first if name[0] == MALLORY}, "the attacker's names are remembered"
     # And the owner herself can do all of it.
     assert sim.ask(Forget(VICTIM, tuple(victim.keys), tuple(victim.tags)))["dropped"] == 4
     assert sim.hittable(victim.ids, victim.salts[-1]) == 0
@@ -311,9 +314,11 @@ def test_a_thousand_of_the_largest_requests_stall_nobody_and_leave_nothing(
     assert max(map(max, spent.values())) < 0.005
     assert grown < 5e6
     side = sim.side
-    assert side._residency is not None
-    assert len(side._requests) == len(side._running) == len(side._loading) == 0
-    assert {owner for owner, _ in side._residency._first} <= {"", VICTIM}, "what was refused is remembered"
+    assert side.forgetter.index is not None
+    assert len(side.requests) == len(side.forgetter.running) == len(side.injector.loading) == 0
+    assert {owner for owner, _ in side.forgetter.index._first} <= {"", VICTIM}, (
+        "what was refused is remembered"
+    )
 
 
 def resident() -> int:

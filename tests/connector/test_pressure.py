@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferscale_memory.connector import admission, check, protocol
+from inferscale_memory.connector import check, protocol
 from inferscale_memory.connector.protocol import Encode, Probe
+from inferscale_memory.connector.scheduler import admission
 from inferscale_memory.kv.arena import Shape
 from inferscale_memory.prompt.segments import PUBLIC_OWNER, Prompt, Segment
 from tests.connector.rig import Answer, Rig

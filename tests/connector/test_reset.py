@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inferscale_memory.connector.protocol import Encode, Inject, Outcome
-from inferscale_memory.connector.scheduler import RESET
+from inferscale_memory.connector.scheduler.encode import RESET
 from inferscale_memory.prompt.segments import Prompt, Segment
 from tests.connector.simulation import Ids, Simulation, answer, prefill
 
@@ -31,8 +31,7 @@ FACT, QUESTION = words(40, 1), words(20, 9)
 def reset(sim: Simulation) -> bool:
     """As vLLM does when it sleeps or pauses: when no step is in flight any more, running requests are preempted, and
     all caches cleared."""
-    while sim._flight:
-        sim.take()
+    sim.take_all()
     return bool(sim.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
 
 
@@ -110,7 +109,7 @@ def test_a_load_under_way_counts_as_failed(folder: Path, runner: str) -> None:
     sim.drain()
     assert sim.replies[name]["injected"] == 0
     assert tuple(sim.generated[name]) == answer(ids, 5)
-    assert sim.side._loading == {}
+    assert sim.side.injector.loading == {}
 
 
 # -- in a real engine ---

@@ -1,25 +1,25 @@
-"""Which requests under way hold which facts, so that forgetting one finds them without asking each."""
+"""Which unfinished requests contain which facts, so that forgetting a fact finds them without a search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from inferscale_memory.connector.residency import Name
+from inferscale_memory.connector.scheduler.prefix_cache_index import Name
 
 
 class Running:
-    """Names by request and requests by name, with the position (tokens) where each name first stands."""
+    """Names by request and requests by name, with the first position (in tokens) of each name."""
 
     def __init__(self) -> None:
         self._names: dict[str, Mapping[Name, int]] = {}
         self._holders: dict[Name, set[str]] = {}
 
     def __len__(self) -> int:
-        """Requests remembered."""
+        """How many requests contain any name."""
         return len(self._names)
 
     def add(self, request: str, mentions: Iterable[tuple[Name, int]]) -> None:
-        """A request begins that holds these names."""
+        """Enter a request that contains these names."""
         first: dict[Name, int] = {}
         for name, at in mentions:
             if at < first.get(name, at + 1):
@@ -31,7 +31,7 @@ class Running:
             self._holders.setdefault(name, set()).add(request)
 
     def remove(self, request: str) -> Mapping[Name, int]:
-        """The request has ended; what it held."""
+        """Remove a request that has ended. Returns its names."""
         names = self._names.pop(request, {})
         for name in names:
             holders = self._holders[name]
@@ -41,7 +41,7 @@ class Running:
         return names
 
     def holding(self, names: Set[Name]) -> dict[str, dict[Name, int]]:
-        """The requests that hold any of `names`: which ones, and where they first stand."""
+        """The requests that contain any of `names`, each with the first positions of those that it contains."""
         found: dict[str, dict[Name, int]] = {}
         for name in names & self._holders.keys():
             for request in self._holders[name]:

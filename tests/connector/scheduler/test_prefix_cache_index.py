@@ -13,7 +13,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from inferscale_memory.connector.residency import Residency
+from inferscale_memory.connector.scheduler.prefix_cache_index import PrefixCacheIndex
 
 BLOCK = 4
 ALICE = ("alice", "fact")
@@ -51,147 +51,151 @@ def cache() -> Cache:
 
 
 @pytest.fixture
-def residency(cache: Cache) -> Residency:
-    return Residency(cache.pool, BLOCK)
+def index(cache: Cache) -> PrefixCacheIndex:
+    return PrefixCacheIndex(cache.pool, BLOCK)
 
 
 IDS = tuple(range(100, 118))  # four full blocks and two tokens more
 
 
 def test_forgetting_evicts_from_the_first_block_that_holds_the_fact_to_the_end(
-    cache: Cache, residency: Residency
+    cache: Cache, index: PrefixCacheIndex
 ) -> None:
     request, _ = cache.fill(IDS)
-    residency.note([(ALICE, 9)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, 9)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit(IDS) == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("position", "first"), [(0, 0), (3, 0), (4, 1), (7, 1), (12, 3), (15, 3)])
 def test_a_fact_is_held_from_the_block_in_which_it_begins(
-    cache: Cache, residency: Residency, position: int, first: int
+    cache: Cache, index: PrefixCacheIndex, position: int, first: int
 ) -> None:
     request, _ = cache.fill(IDS)
-    residency.note([(ALICE, position)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, position)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit(IDS) == [index < first for index in range(4)]
 
 
-def test_a_fact_that_fills_no_block_is_held_by_none(cache: Cache, residency: Residency) -> None:
+def test_a_fact_that_fills_no_block_is_held_by_none(cache: Cache, index: PrefixCacheIndex) -> None:
     request, _ = cache.fill(IDS)
-    residency.note([(ALICE, 16), (ALICE, 10_000)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, 16), (ALICE, 10_000)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit(IDS) == [True] * 4
-    assert len(residency) == 0
+    assert len(index) == 0
 
 
-def test_every_duplicate_of_a_block_is_evicted(cache: Cache, residency: Residency) -> None:
+def test_every_duplicate_of_a_block_is_evicted(cache: Cache, index: PrefixCacheIndex) -> None:
     request, _ = cache.fill(IDS)
     cache.fill(IDS)
     cache.fill(IDS)
-    residency.note([(ALICE, 4)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, 4)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit(IDS) == [True, False, False, False]
     cached = [block for block in cache.pool.blocks if block.block_hash is not None]
     assert len(cached) == 3  # the three first blocks
 
 
-def test_blocks_in_use_stay_in_use(cache: Cache, residency: Residency) -> None:
+def test_blocks_in_use_stay_in_use(cache: Cache, index: PrefixCacheIndex) -> None:
     request, blocks = cache.fill(IDS)
-    residency.note([(ALICE, 0)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, 0)], request.block_hashes)
+    index.evict(ALICE)
     assert all(block.ref_cnt == 1 for block in blocks)
     cache.pool.free_blocks(reversed(blocks))
     assert cache.pool.get_num_free_blocks() == 199
 
 
-def test_the_same_prompt_under_another_salt_is_left_alone(cache: Cache, residency: Residency) -> None:
+def test_the_same_prompt_under_another_salt_is_left_alone(cache: Cache, index: PrefixCacheIndex) -> None:
     request, _ = cache.fill(IDS, "alice's")
     cache.fill(IDS, "bob's")
-    residency.note([(ALICE, 0)], request.block_hashes)
-    residency.evict(ALICE)
+    index.note([(ALICE, 0)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit(IDS, "alice's") == [False] * 4
     assert cache.hit(IDS, "bob's") == [True] * 4
 
 
 @pytest.mark.parametrize("other", [("bob", "fact"), ("alice", "fact2"), ("fact", "alice"), ("", "")], ids=str)
-def test_another_name_evicts_nothing(cache: Cache, residency: Residency, other: tuple[str, str]) -> None:
+def test_another_name_evicts_nothing(cache: Cache, index: PrefixCacheIndex, other: tuple[str, str]) -> None:
     request, _ = cache.fill(IDS)
-    residency.note([(ALICE, 0)], request.block_hashes)
-    residency.evict(other)
+    index.note([(ALICE, 0)], request.block_hashes)
+    index.evict(other)
     assert cache.hit(IDS) == [True] * 4
 
 
-def test_a_fact_in_many_prompts_is_evicted_from_all(cache: Cache, residency: Residency) -> None:
+def test_a_fact_in_many_prompts_is_evicted_from_all(cache: Cache, index: PrefixCacheIndex) -> None:
     prompts = [(*range(start, start + 4), 1, 2, 3, 4, start) for start in range(100, 200, 10)]
     for prompt in prompts:
         request, _ = cache.fill(prompt)
-        residency.note([(ALICE, 4)], request.block_hashes)
-    residency.evict(ALICE)
+        index.note([(ALICE, 4)], request.block_hashes)
+    index.evict(ALICE)
     assert [cache.hit(prompt) for prompt in prompts] == [[True, False]] * 10
 
 
-def test_a_prompt_that_goes_on_after_another_is_evicted_with_it(cache: Cache, residency: Residency) -> None:
+def test_a_prompt_that_goes_on_after_another_is_evicted_with_it(
+    cache: Cache, index: PrefixCacheIndex
+) -> None:
     """A chat's next turn: the same beginning, other tokens after it."""
     first, _ = cache.fill(IDS[:8])
     second, _ = cache.fill((*IDS[:8], 1, 2, 3, 4))
     third, _ = cache.fill((*IDS[:8], 5, 6, 7, 8, 9, 10, 11, 12))
     for request in (first, second, third):
-        residency.note([(ALICE, 6)], request.block_hashes)
-    residency.evict(ALICE)
+        index.note([(ALICE, 6)], request.block_hashes)
+    index.evict(ALICE)
     assert cache.hit((*IDS[:8], 1, 2, 3, 4)) == [True, False, False]
     assert cache.hit((*IDS[:8], 5, 6, 7, 8, 9, 10, 11, 12)) == [True, False, False, False]
 
 
-def test_of_a_fact_that_stands_in_a_prompt_twice_the_first_counts(cache: Cache, residency: Residency) -> None:
+def test_of_a_fact_that_stands_in_a_prompt_twice_the_first_counts(
+    cache: Cache, index: PrefixCacheIndex
+) -> None:
     for mentions in ([(ALICE, 13), (ALICE, 5)], [(ALICE, 5), (ALICE, 13)]):
         request, _ = cache.fill(IDS)
-        residency.note(mentions, request.block_hashes)
-        residency.evict(ALICE)
+        index.note(mentions, request.block_hashes)
+        index.evict(ALICE)
         assert cache.hit(IDS) == [True, False, False, False]
 
 
-def test_two_facts_of_a_prompt_are_forgotten_each_for_itself(cache: Cache, residency: Residency) -> None:
+def test_two_facts_of_a_prompt_are_forgotten_each_for_itself(cache: Cache, index: PrefixCacheIndex) -> None:
     request, _ = cache.fill(IDS)
-    residency.note([(("alice", "early"), 2), (("alice", "late"), 9)], request.block_hashes)
-    residency.evict(("alice", "late"))
+    index.note([(("alice", "early"), 2), (("alice", "late"), 9)], request.block_hashes)
+    index.evict(("alice", "late"))
     assert cache.hit(IDS) == [True, True, False, False]
-    residency.evict(("alice", "early"))
+    index.evict(("alice", "early"))
     assert cache.hit(IDS) == [False] * 4
 
 
 def test_a_fact_forgotten_and_remembered_again_can_be_forgotten_again(
-    cache: Cache, residency: Residency
+    cache: Cache, index: PrefixCacheIndex
 ) -> None:
     for _ in range(3):
         request, _ = cache.fill(IDS)
-        residency.note([(ALICE, 0)], request.block_hashes)
+        index.note([(ALICE, 0)], request.block_hashes)
         assert cache.hit(IDS) == [True] * 4
-        residency.evict(ALICE)
+        index.evict(ALICE)
         assert cache.hit(IDS) == [False] * 4
 
 
-def test_a_block_evicted_and_cached_again_is_still_known(cache: Cache, residency: Residency) -> None:
+def test_a_block_evicted_and_cached_again_is_still_known(cache: Cache, index: PrefixCacheIndex) -> None:
     """Its place was needed, and another request has computed it since: the name is as true as before."""
     request, blocks = cache.fill(IDS)
-    residency.note([(ALICE, 0)], request.block_hashes)
+    index.note([(ALICE, 0)], request.block_hashes)
     cache.pool.evict_blocks({block.block_id for block in blocks})
     cache.fill(IDS)
-    residency.evict(ALICE)
+    index.evict(ALICE)
     assert cache.hit(IDS) == [False] * 4
 
 
-def test_a_prompt_without_hashes_is_nothing_to_remember(cache: Cache, residency: Residency) -> None:
+def test_a_prompt_without_hashes_is_nothing_to_remember(cache: Cache, index: PrefixCacheIndex) -> None:
     """Prefix caching is off."""
-    residency.note([(ALICE, 0)], [])
-    residency.evict(ALICE)
-    assert len(residency) == 0
+    index.note([(ALICE, 0)], [])
+    index.evict(ALICE)
+    assert len(index) == 0
 
 
-def test_blocks_are_evicted_by_their_hashes(cache: Cache, residency: Residency) -> None:
+def test_blocks_are_evicted_by_their_hashes(cache: Cache, index: PrefixCacheIndex) -> None:
     request, _ = cache.fill(IDS)
     cache.fill(IDS)
-    residency.evict_hashes(request.block_hashes[1:3])
+    index.evict_hashes(request.block_hashes[1:3])
     assert cache.hit(IDS) == [True, False, False, True]
 
 
@@ -199,60 +203,60 @@ def test_blocks_are_evicted_by_their_hashes(cache: Cache, residency: Residency) 
 
 
 def test_the_same_prompt_asked_for_ever_costs_no_memory(cache: Cache) -> None:
-    residency = Residency(cache.pool, BLOCK, limit=10)
+    index = PrefixCacheIndex(cache.pool, BLOCK, limit=10)
     request, _ = cache.fill(IDS)
     for _ in range(1_000):
-        residency.note([(ALICE, 0), (("alice", "other"), 9)], request.block_hashes)
-    assert len(residency) == 4
-    residency.evict(ALICE)
+        index.note([(ALICE, 0), (("alice", "other"), 9)], request.block_hashes)
+    assert len(index) == 4
+    index.evict(ALICE)
     assert cache.hit(IDS) == [False] * 4
 
 
 def test_ever_new_questions_after_the_same_facts_cost_only_what_is_cached() -> None:
     """The facts stay cached, every question is soon evicted: only what can be hit is remembered."""
     cache = Cache(blocks=40)
-    residency = Residency(cache.pool, BLOCK, limit=100)
+    index = PrefixCacheIndex(cache.pool, BLOCK, limit=100)
     facts, _held = cache.fill(IDS[:16])
-    residency.note([(ALICE, 0)], facts.block_hashes)
+    index.note([(ALICE, 0)], facts.block_hashes)
     for question in range(2_000):
         request = cache.request(IDS[:16] + (1_000 + question,) * 8)
         blocks = cache.pool.get_new_blocks(2)
         prefix = [cache.pool.get_cached_block(h, [0])[0] for h in request.block_hashes[:4]]  # type: ignore[index]
         cache.pool.cache_full_blocks(request, prefix + blocks, 4, 6, BLOCK, 0)
-        residency.note([(ALICE, 0), (("alice", f"tag{question}"), 17)], request.block_hashes)
+        index.note([(ALICE, 0), (("alice", f"tag{question}"), 17)], request.block_hashes)
         cache.pool.free_blocks(reversed(blocks))
-        assert len(residency) <= 101
-    assert len(residency._first) <= 101
-    residency.evict(ALICE)
+        assert len(index) <= 101
+    assert len(index._first) <= 101
+    index.evict(ALICE)
     assert all(block.block_hash is None for block in cache.pool.blocks)
 
 
 def test_what_is_cached_is_remembered_however_much_it_is(cache: Cache) -> None:
-    residency = Residency(cache.pool, BLOCK, limit=5)
+    index = PrefixCacheIndex(cache.pool, BLOCK, limit=5)
     prompts = [tuple(range(start, start + 12)) for start in range(0, 600, 20)]
     for number, prompt in enumerate(prompts):
         request, _ = cache.fill(prompt)
-        residency.note([(("alice", str(number)), 4)], request.block_hashes)
+        index.note([(("alice", str(number)), 4)], request.block_hashes)
     for number, prompt in enumerate(prompts):
         assert cache.hit(prompt) == [True] * 3
-        residency.evict(("alice", str(number)))
+        index.evict(("alice", str(number)))
         assert cache.hit(prompt) == [True, False, False]
 
 
 def test_a_block_is_reached_over_one_before_it_that_is_cached_no_more(cache: Cache) -> None:
-    residency = Residency(cache.pool, BLOCK, limit=4)
+    index = PrefixCacheIndex(cache.pool, BLOCK, limit=4)
     request, blocks = cache.fill(IDS)
-    residency.note([(ALICE, 0)], request.block_hashes)
+    index.note([(ALICE, 0)], request.block_hashes)
     cache.pool.evict_blocks({blocks[1].block_id})
-    residency.note([(("alice", "other"), 0)], cache.fill(IDS[::-1])[0].block_hashes)  # more than the limit
-    residency.evict(ALICE)
+    index.note([(("alice", "other"), 0)], cache.fill(IDS[::-1])[0].block_hashes)  # more than the limit
+    index.evict(ALICE)
     assert cache.hit(IDS) == [False] * 4
 
 
 def test_over_thousands_of_requests_nothing_forgotten_can_be_hit() -> None:
     """Prompts out of few words share many beginnings; blocks come and go; names are forgotten at random."""
     draw, cache = random.Random(7), Cache(blocks=60)
-    residency = Residency(cache.pool, BLOCK, limit=30)
+    index = PrefixCacheIndex(cache.pool, BLOCK, limit=30)
     prompts: dict[tuple[int, ...], tuple[Request, list[tuple[str, int]]]] = {}
 
     def mentions(prompt: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -264,15 +268,15 @@ def test_over_thousands_of_requests_nothing_forgotten_can_be_hit() -> None:
             prompt = tuple(draw.choice((1, 2)) for _ in range(BLOCK)) * draw.randrange(1, 5)
             prompt += tuple(draw.choice((3, 4)) for _ in range(draw.randrange(9)))
             request, blocks = cache.fill(prompt)
-            residency.note([(("alice", tag), at) for tag, at in mentions(prompt)], request.block_hashes)
+            index.note([(("alice", tag), at) for tag, at in mentions(prompt)], request.block_hashes)
             cache.pool.free_blocks(reversed(blocks))
             prompts[prompt] = request, mentions(prompt)
             continue
         forgotten = str(draw.randrange(6))
-        residency.evict(("alice", forgotten))
+        index.evict(("alice", forgotten))
         for request, facts in prompts.values():
             first = min(
                 (at // BLOCK for tag, at in facts if tag == forgotten), default=len(request.block_hashes)
             )
             assert not any(cache.pool.get_cached_block(h, [0]) for h in request.block_hashes[first:])
-    assert len(residency) <= 2 * 60
+    assert len(index) <= 2 * 60

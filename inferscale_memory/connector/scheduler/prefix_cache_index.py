@@ -1,8 +1,8 @@
-"""Which blocks of vLLM's prefix cache were computed from which facts, so that forgetting reaches them.
+"""Which blocks of vLLM's prefix cache were computed from which facts, so that forgetting a fact finds them.
 
-A block is hit by its hash, and its hash chains over everything before it; so hashes form a tree, and what
-must go when a fact is forgotten is the whole subtree under the first block that holds it. Hashes are
-remembered, not block ids: an id is soon somebody else's.
+vLLM finds a cached block by its hash, which covers everything before it. So hashes form a tree, and forgetting a fact
+evicts the whole subtree under the first block that contains it. The index remembers hashes and not block ids, because
+vLLM reuses ids for other contents.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Name = tuple[str, str]
-"""(owner, blob key), or ("", tag): a fact may stand as text in the prompts of any owner that may read it."""
+"""(owner, blob key), or ("", tag): as text, a fact may be in the prompts of every owner who may read it."""
 
-TOKENS_A_NAME = 4
-"""At most one name is remembered for so many cached tokens. Beyond it cached blocks are given up with their names."""
+TOKENS_PER_NAME = 4
+"""At most one name is remembered for so many cached tokens. Beyond that, blocks are evicted with their names."""
 
 
 class PrefixCache(Protocol):
-    """The part of vLLM's `BlockPool` that is needed."""
+    """The part of vLLM's `BlockPool` that the index uses."""
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Any] | None: ...
     def evict_blocks(self, block_ids: set[int]) -> None: ...
@@ -28,19 +28,20 @@ class PrefixCache(Protocol):
 
 @dataclass(slots=True)
 class _Block:
-    """What is remembered of a block hash: the hash before it, those after it, and the names that begin in it."""
+    """One block hash: the hash before it, those after it, and the names that begin in its block."""
 
     before: Any | None
     following: set[Any] = field(default_factory=set)
     names: set[Name] = field(default_factory=set)
 
 
-class Residency:
-    """Remembers, per name, the first blocks that hold it, and of every block which ones follow it.
+class PrefixCacheIndex:
+    """Remembers the first blocks that contain each name, and the blocks that follow each block.
 
-    Invariants: a hash is remembered as long as one that follows it is. Beyond `limit` hashes and names, every new one
-    pays for a look at two old ones, and what is no longer cached is dropped: memory is bounded by what the cache
-    holds, and no request waits for a sweep over all of it.
+    Invariants:
+    - A hash is remembered as long as a hash that follows it.
+    - Beyond `limit` hashes and names, each new one makes the index look at two old ones and drop what is no longer
+      cached. So memory is bounded by what the cache contains, and no request waits for a sweep over the whole index.
     """
 
     def __init__(self, cache: PrefixCache, block_size: int, *, limit: int = 4096) -> None:
@@ -52,34 +53,34 @@ class Residency:
         self._pairs = 0  # (name, block hash)
 
     def __len__(self) -> int:
-        """Block hashes remembered."""
+        """How many block hashes are remembered."""
         return len(self._blocks)
 
     @property
     def names(self) -> int:
-        """Names remembered, each as often as there are blocks in which it begins."""
+        """How many names are remembered. A name counts once for every block in which it begins."""
         return self._pairs
 
     def note(self, mentions: Iterable[tuple[Name, int]], hashes: Sequence[Any]) -> None:
-        """A request with these block hashes mentioned names at positions (tokens)."""
-        held = [(name, at // self._block_size) for name, at in mentions]
-        held = [(name, first) for name, first in held if first < len(hashes)]
-        if not held:
+        """Enter a request with these block hashes, whose prompt contains names at positions (in tokens)."""
+        firsts = [(name, at // self._block_size) for name, at in mentions]
+        firsts = [(name, first) for name, first in firsts if first < len(hashes)]
+        if not firsts:
             return
         new = self._enter(hashes)
-        for name, first in held:
+        for name, first in firsts:
             new += self._name(name, hashes[first])
         if len(self._blocks) + self._pairs > self._limit:
             self._examine(2 * new + 2)
             self._give_up()
 
     def evict_all(self, names: Set[Name]) -> None:
-        """`evict` for each of these."""
+        """Evict every block that was computed from any of `names`."""
         for name in names & self._first.keys():
             self.evict(name)
 
     def evict(self, name: Name) -> None:
-        """Take every block that was computed from `name` out of the prefix cache."""
+        """Evict every block that was computed from `name`."""
         unseen = list(self._first.get(name, ()))
         for block_hash in unseen:
             self._unname(name, block_hash)
@@ -90,13 +91,13 @@ class Residency:
             self.evict_hashes((block_hash,))
 
     def evict_hashes(self, hashes: Iterable[Any]) -> None:
-        """Take blocks with these hashes, and all their duplicates, out of the prefix cache."""
+        """Evict the blocks with these hashes, and all their duplicates."""
         for block_hash in hashes:
             while blocks := self._cache.get_cached_block(block_hash, [0]):
                 self._cache.evict_blocks({block.block_id for block in blocks})
 
     def _enter(self, hashes: Sequence[Any]) -> int:
-        """Remember a request's hashes; how many of them are new. Those before one that is known are known."""
+        """Remember a request's hashes. Returns how many are new: all hashes before a known one are known."""
         known = len(hashes)
         while known and hashes[known - 1] not in self._blocks:
             known -= 1
@@ -118,15 +119,15 @@ class Residency:
 
     def _unname(self, name: Name, block_hash: Any) -> None:
         self._blocks[block_hash].names.discard(name)
-        held = self._first[name]
-        held.discard(block_hash)
+        blocks = self._first[name]
+        blocks.discard(block_hash)
         self._pairs -= 1
-        if not held:
+        if not blocks:
             del self._first[name]
 
     def _examine(self, count: int) -> None:
-        """Look at the `count` hashes that were not looked at for longest; drop those that are not cached and lead to
-        none that is."""
+        """Look at the `count` hashes that were last looked at longest ago. Drop those that are not cached and that no
+        remembered hash follows."""
         for _ in range(min(count, len(self._blocks))):
             block_hash = next(iter(self._blocks))
             self._blocks.move_to_end(block_hash)
@@ -137,7 +138,7 @@ class Residency:
                 block_hash = self._drop(block_hash, block)
 
     def _drop(self, block_hash: Any, block: _Block) -> Any | None:
-        """Forget a hash that leads nowhere; the one before it, which may lead nowhere now."""
+        """Drop a hash that no other follows. Returns the one before it, which may have no follower now."""
         for name in list(block.names):
             self._unname(name, block_hash)
         del self._blocks[block_hash]
@@ -146,6 +147,7 @@ class Residency:
         return block.before
 
     def _give_up(self) -> None:
-        """Evict the blocks of the oldest names, where one prompt is asked again and again with ever new ones."""
-        while self._pairs > self._limit + len(self._blocks) * self._block_size // TOKENS_A_NAME:
+        """Evict the blocks of the oldest names while there are too many names for the blocks: the same prompt may be
+        repeated with new names every time."""
+        while self._pairs > self._limit + len(self._blocks) * self._block_size // TOKENS_PER_NAME:
             self.evict(next(iter(self._first)))

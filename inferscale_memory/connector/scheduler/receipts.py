@@ -1,4 +1,4 @@
-"""Replies kept for clients that ask for them later: those whose answer was streamed."""
+"""Replies that are kept for clients who ask for them later, because their answer was streamed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import OrderedDict
 from typing import Any
 
 MOST_OF_OWNER = 64
-"""Most replies kept for one owner. A client asks when its stream has ended, or never."""
+"""The most replies kept for one owner. A client asks when its stream has ended, or never."""
 MOST = 4096
-"""Most replies kept in all."""
+"""The most replies kept in total."""
 
 
 class Receipts:
-    """Replies by owner and receipt, the oldest dropped first.
+    """Replies by owner and receipt. The oldest are dropped first.
 
-    Every owner has room of its own: nobody's receipts are dropped because somebody else never asks for theirs, until
-    there are more than `MOST`.
+    Every owner has room of its own: an owner who never asks for replies does not displace those of others, as long as
+    there are no more than `MOST`.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Receipts:
         return self._count
 
     def keep(self, owner: str, receipt: str, reply: dict[str, Any]) -> None:
-        """Keep a reply; an empty receipt asks for none."""
+        """Keep a reply, unless the receipt is empty."""
         if not receipt:
             return
         own = self._replies.setdefault(owner, OrderedDict())
@@ -40,7 +40,7 @@ class Receipts:
             self._drop(next(iter(self._replies)))
 
     def take(self, owner: str, receipt: str) -> dict[str, Any] | None:
-        """The reply of this owner under this receipt, which is told once."""
+        """The reply of this owner under this receipt, if there is one. Each is returned once."""
         own = self._replies.get(owner)
         if own is None or receipt not in own:
             return None
