@@ -109,7 +109,7 @@ class TestTheLoopStaysFree:
             await memory.flush()
             await memory.chat("Tea?", **ADA, max_tokens=1)
             assert memory._core is not None
-            self.slowly(monkeypatch, memory._core.journal, "ledger")
+            self.slowly(monkeypatch, memory._core.journal.ledger, "get")
             self.slowly(monkeypatch, engine, "generate")
             session = memory.session(**ADA)
             return [
@@ -136,7 +136,8 @@ class TestTheLoopStaysFree:
                 await memory.add("Tea", **ADA)
             assert memory._core is not None
             failed = memory._core.journal.failed_adds
-            self.slowly(monkeypatch, failed, "_read")
+            for read in ("all", "get"):
+                self.slowly(monkeypatch, failed, read)
             return await self.watched(memory.retry_failed())
 
         assert asyncio.run(work()) < self.SLOW / 2

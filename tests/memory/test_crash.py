@@ -151,7 +151,7 @@ class TestWhatWasBegun:
         assert memory._core is not None
         writes = memory._core.writes
         monkeypatch.setattr(writes, "written", lambda rows: None)
-        monkeypatch.setattr(memory._core.journal, "finish", lambda numbers: None)
+        monkeypatch.setattr(memory._core.journal.intents, "finish", lambda numbers: None)
         [fact] = say(memory, "I like tea")
         memory.db.connection.execute("DELETE FROM history")
         memory.db.connection.commit()
