@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any
 
 from inferscale_memory.journal.schema import in_memory as copy_of
-from inferscale_memory.journal.schema import opened
+from inferscale_memory.journal.schema import opened, repair
 from inferscale_memory.lifetime import closed_over_fork
 from inferscale_memory.storage.scrub import scrub
 from inferscale_memory.storage.sqlite import transaction, trouble
@@ -29,15 +29,18 @@ class Database:
 
     Args:
         in_memory: work on a copy in memory, for a folder that cannot be written.
+        checked: the caller has called `repair` on the file.
 
     Raises:
         sqlite3.Error: the file is not a journal.
     """
 
-    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
+    def __init__(self, path: Path, *, in_memory: bool = False, checked: bool = False) -> None:
         self.path = path
         self.lock = RLock()
         self._closed = False
+        if not in_memory and not checked:
+            repair(path)
         self._open: sqlite3.Connection | None = copy_of(path) if in_memory else opened(path)
         if not in_memory:
             closed_over_fork(self)

@@ -64,14 +64,22 @@ class Journal:
         path: created with its folder if it does not exist.
         session_gap: turns of one scope at least this far apart belong to different sessions.
         in_memory: work on a copy in memory, for a folder that cannot be written.
+        checked: the caller has called `schema.repair` on the file, which is otherwise done here.
 
     Raises:
         sqlite3.Error: the file is not a journal.
     """
 
-    def __init__(self, path: Path, *, session_gap: timedelta = SESSION_GAP, in_memory: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        session_gap: timedelta = SESSION_GAP,
+        in_memory: bool = False,
+        checked: bool = False,
+    ) -> None:
         self.path = path
-        self.database = Database(path, in_memory=in_memory)
+        self.database = Database(path, in_memory=in_memory, checked=checked)
         try:
             self.turns = Turns(self.database, session_gap)
             self.facts = Facts(self.database)

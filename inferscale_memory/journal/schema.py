@@ -74,12 +74,19 @@ def in_memory(path: Path) -> sqlite3.Connection:
     return db
 
 
-def opened(path: Path) -> sqlite3.Connection:
-    """The same, with everything in it that a journal needs; a damaged file is moved aside, and what can be read of it
-    is kept. Raises `sqlite3.Error` on a file that is none, or that another process keeps from being brought to the
-    present format."""
+def repair(path: Path) -> None:
+    """Look at every page of the file. A damaged file is moved aside, and what can be read of it is kept.
+
+    This reads the whole file: about 5 ms of CPU time a megabyte, 0.8 s at 170 MB (50,000 facts, 100,000 turns). So it
+    is done once when a memory is opened, and not when a file is opened again after a fork.
+    """
     if says_sqlite(path) and not is_sound(path):
         rescue(path, connect)
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """A connection to the file, brought to the present format. Raises `sqlite3.Error` if the file is not a journal, or
+    if another process keeps it from being converted."""
     deadline = monotonic() + _PATIENCE_S
     while True:
         try:
@@ -87,9 +94,8 @@ def opened(path: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or monotonic() > deadline:
                 raise
-        sleep(
-            random.uniform(0, _PAUSE_S)
-        )  # closed meanwhile: several that bring it up together keep each other out
+        # The connection is closed while this waits: processes that convert a file at once keep each other out.
+        sleep(random.uniform(0, _PAUSE_S))
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -64,7 +64,7 @@ def open_files(settings: Settings, reserve: Reserve) -> Opened:
             try:
                 files = StoreFiles.claimed(settings.folder, name)
                 path = files.journal
-                journal = Journal(path, session_gap=gap)
+                journal = Journal(path, session_gap=gap, checked=True)
             except (sqlite3.Error, StoreError) as error:
                 if not is_full(error) and not has_no_room(path):
                     raise

@@ -15,9 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.journal.salvage import rescue
-from inferscale_memory.journal.schema import connect
-from inferscale_memory.storage.sqlite import is_damage, is_sound, open_to_read, says_sqlite, transaction
+from inferscale_memory.journal.schema import connect, repair
+from inferscale_memory.storage.sqlite import is_damage, open_to_read, says_sqlite, transaction
 
 _PLACE = (
     *(
@@ -84,11 +83,12 @@ class StoreFiles:
 
     @classmethod
     def claimed(cls, folder: Path, store: str) -> StoreFiles:
-        """The files that are `store`'s from now on. Raises `sqlite3.Error` and `OSError` on a folder or file
-        that cannot be used."""
+        """The files that are `store`'s from now on; the journal has been checked and, where it was damaged, repaired.
+        Raises `sqlite3.Error` and `OSError` on a folder or file that cannot be used."""
         first = cls(folder / "journal.sqlite", folder / "history.db")
         own = cls.of(folder, store)
         if own.journal.exists():
+            repair(own.journal)
             return own
         return first if _claim(first.journal, store) else own
 
@@ -118,8 +118,7 @@ def _said(name: str, value: Any, folder: Path) -> str:
 
 def _claim(journal: Path, store: str) -> bool:
     """Whether a journal is this store's: its own, or nobody's until now."""
-    if says_sqlite(journal) and not is_sound(journal):
-        rescue(journal, connect)
+    repair(journal)
     with closing(connect(journal)) as db, transaction(db):
         db.execute("CREATE TABLE IF NOT EXISTS whose (store TEXT NOT NULL) STRICT")
         db.execute("INSERT INTO whose SELECT ? WHERE NOT EXISTS (SELECT 1 FROM whose)", (store,))

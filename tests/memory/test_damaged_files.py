@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from inferscale_memory import ConfigurationError, StoreError
+from inferscale_memory.journal import schema
 from inferscale_memory.memory import Memory
+from inferscale_memory.storage.sqlite import is_sound
 from tests.memory.conftest import OpenMemory
 
 ADA = {"user_id": "ada"}
@@ -147,3 +149,12 @@ def test_facts_of_which_nothing_can_be_read_are_refused_by_name(
     noise(folder / "facts.sqlite", 0)
     with pytest.raises(StoreError, match=r"facts\.sqlite cannot be opened"):
         open_memory()
+
+
+def test_a_memory_that_is_opened_checks_every_page_of_its_journal_once(
+    folder: Path, open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr(schema, "is_sound", lambda path: checked.append(path) or is_sound(path))
+    open_memory()
+    assert checked == [folder / "journal.sqlite"]
