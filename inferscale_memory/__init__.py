@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 if TYPE_CHECKING:
     __version__: str
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
         Injection,
         Memory,
         Prepared,
-        Recalled,
         Reply,
         ReplyChunk,
+        RetrievedMemory,
         Timings,
     )
     from inferscale_memory.prompt import Prompt, Segment, ToolCall
@@ -83,10 +84,10 @@ __all__ = [
     "Prepared",
     "Prompt",
     "PromptError",
-    "Recalled",
     "RemoteEngine",
     "Reply",
     "ReplyChunk",
+    "RetrievedMemory",
     "SamplingOptions",
     "Segment",
     "Span",
@@ -135,9 +136,9 @@ _ROOMS = {
         "Injection",
         "Memory",
         "Prepared",
-        "Recalled",
         "Reply",
         "ReplyChunk",
+        "RetrievedMemory",
         "Timings",
     ),
     "prompt": ("Prompt", "Segment", "ToolCall"),
@@ -145,11 +146,17 @@ _ROOMS = {
 """Where each public name is defined."""
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
+_RENAMED = {"Recalled": "RetrievedMemory"}
+"""Earlier public names, which are accepted for one release."""
+
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: mem0, torch and vLLM take seconds, and not every program needs them."""
     if name == "__version__":
         return version("inferscale-memory")
+    if name in _RENAMED:
+        warn(f"{__name__}.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

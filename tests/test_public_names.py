@@ -24,6 +24,12 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         inferscale_memory.Memroy  # noqa: B018
 
 
+@pytest.mark.parametrize(("old", "new"), inferscale_memory._RENAMED.items())
+def test_an_earlier_name_works_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"is now {new}"):
+        assert getattr(inferscale_memory, old) is getattr(inferscale_memory, new)
+
+
 def test_the_version_is_the_distributions() -> None:
     assert inferscale_memory.__version__ == version("inferscale-memory")
 

@@ -14,6 +14,7 @@ from inferscale_memory.errors import ClosedError
 from inferscale_memory.facts.expiry import is_expired
 from inferscale_memory.facts.repeats import facts_once, lines_once
 from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.search_result import Placement, SearchResult
 from inferscale_memory.facts.text import payload_of
 from inferscale_memory.journal import Fact, Journal
 from inferscale_memory.mem0_adapter.rows import rows_of
@@ -43,12 +44,12 @@ class Pinned:
         nothing is pinned."""
         return {**wanted, self.mark: True} if self.mark and self.mark not in wanted else None
 
-    def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What mem0 lists of a scope's pinned facts, as its search would return them, in the order written and each
-        marked as `pinned`."""
+    def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[SearchResult]:
+        """What mem0 lists of a scope's pinned facts, in the order in which they were written."""
         rows = {str(row["id"]): row for row in listed if self._marked(payload_of(row))}
         written = self._first(list(rows))
-        return [{**row, "score": 1.0, "pinned": True} for row in lines_once(rows[name] for name in written)]
+        once = lines_once(rows[name] for name in written)
+        return [SearchResult(row, Placement.PINNED, score=1.0) for row in once]
 
     def before(self, fact: Fact) -> tuple[list[Fact], bool]:
         """The pinned facts that were written before `fact` and carry its ids, in order; and whether it is one."""

@@ -11,6 +11,7 @@ from datetime import UTC
 from typing import Any
 
 from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.search_result import Placement, placement_of
 from inferscale_memory.facts.text import Words, payload_of, words_of
 from inferscale_memory.journal import Fact
 
@@ -22,7 +23,7 @@ def once(rows: Sequence[Row]) -> list[Row]:
 
     Of several the one stands that was said on the latest day, because what was said in between may contradict the
     others; of those of one day the first, which is most likely to have a blob. It takes the place of the most relevant.
-    Rows that are `pinned`, or one of a `whole` memory, all stay, and nothing else repeats them.
+    Rows that are pinned or belong to a whole scope all stay, and nothing else repeats them.
     """
     standing = {_said(row) for row in rows if _stays(row)}
     groups: dict[Any, list[Row]] = {}
@@ -58,7 +59,7 @@ def same_words(one: Fact, other: Fact) -> bool:
 
 
 def _stays(row: Row) -> bool:
-    return row.get("pinned") is True or row.get("whole") is True
+    return placement_of(row) is not Placement.NEAREST
 
 
 def _said(row: Row) -> tuple[str, str]:

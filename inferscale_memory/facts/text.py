@@ -39,7 +39,12 @@ class Words:
     @property
     def digest(self) -> str:
         """Tells two lines apart."""
-        return blake2b(self.line.encode(), digest_size=16).hexdigest()
+        return line_digest(self.line)
+
+
+def line_digest(line: str) -> str:
+    """Tells two lines apart."""
+    return blake2b(line.encode(), digest_size=16).hexdigest()
 
 
 def words_of(payload: Mapping[str, Any]) -> Words:

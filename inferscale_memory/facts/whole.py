@@ -13,6 +13,7 @@ from typing import Any
 from inferscale_memory.facts.expiry import is_expired
 from inferscale_memory.facts.repeats import facts_once, lines_once
 from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.search_result import Placement, SearchResult
 from inferscale_memory.facts.text import Words, payload_of, words_of
 from inferscale_memory.journal import Fact, Journal
 
@@ -38,20 +39,17 @@ class Whole:
         """With as many rows a scope cannot fit."""
         return self.budget // _SHORTEST + 1
 
-    def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-        """All that mem0 lists of a scope, expired or not, as its search would return what has not: the fact written
-        last as the most relevant, each marked as `whole`. None when not all fits, or not all may have been listed."""
+    def in_order(self, listed: Sequence[Mapping[str, Any]]) -> list[SearchResult] | None:
+        """Of all that mem0 lists of a scope, expired or not, what has not expired: the fact written last comes first.
+        None if not all of it fits, or if not all of it may have been listed."""
         if len(listed) >= self.most_rows:
             return None
         living = [row for row in listed if not is_expired(payload_of(row))]
         places = self._journal.facts.places(str(row["id"]) for row in living)
-        written = lines_once(
-            sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"])))
-        )
+        written = lines_once(sorted(living, key=lambda row: (places.get(str(row["id"]), 0), str(row["id"]))))
         if not self._fit(words_of(payload_of(row)).line for row in written):
             return None
-        rows = [{**row, "score": rank / len(written), "whole": True} for rank, row in enumerate(written, 1)]
-        return rows[::-1]
+        return [SearchResult(row, Placement.WHOLE, score=1.0) for row in reversed(written)]
 
     def before(self, fact: Fact) -> tuple[list[Fact], list[Fact]] | None:
         """All facts that were written before `fact` and carry its ids, in order, and apart from them those that repeat

@@ -2,6 +2,7 @@
 
 from inferscale_memory.journal.failed_adds import FailedAdd
 from inferscale_memory.journal.journal import Forgotten, Journal
+from inferscale_memory.journal.known import Epoch, KnownFact
 from inferscale_memory.journal.pending_forgets import PendingForget
 from inferscale_memory.journal.records import Context, Fact, Intent, LedgerEntry, NewTurn, Turn
 from inferscale_memory.journal.turns import SESSION_GAP
@@ -9,11 +10,13 @@ from inferscale_memory.journal.turns import SESSION_GAP
 __all__ = [
     "SESSION_GAP",
     "Context",
+    "Epoch",
     "Fact",
     "FailedAdd",
     "Forgotten",
     "Intent",
     "Journal",
+    "KnownFact",
     "LedgerEntry",
     "NewTurn",
     "PendingForget",

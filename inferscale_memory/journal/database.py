@@ -26,6 +26,7 @@ class Database:
     Attributes:
         path: the file.
         lock: held while the connection is used; a thread that holds it may take it again.
+        openings: how often the file was opened.
 
     Args:
         in_memory: work on a copy in memory, for a folder that cannot be written.
@@ -38,6 +39,7 @@ class Database:
     def __init__(self, path: Path, *, in_memory: bool = False, checked: bool = False) -> None:
         self.path = path
         self.lock = RLock()
+        self.openings = 1
         self._closed = False
         if not in_memory and not checked:
             repair(path)
@@ -50,6 +52,7 @@ class Database:
         """The connection, opened again if it was closed for a fork. The caller holds `lock`."""
         if self._open is None:
             self._open = opened(self.path)
+            self.openings += 1
         return self._open
 
     def before_fork(self) -> None:

@@ -10,7 +10,7 @@ words made the fact, and a paraphrase left behind would end up in the windows of
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from inferscale_memory.journal.database import AMONG, Database, as_list
 from inferscale_memory.journal.facts import Facts
 from inferscale_memory.journal.failed_adds import FailedAdds
 from inferscale_memory.journal.intents import Intents
+from inferscale_memory.journal.known import Epoch, KnownFact, epoch, known_facts
 from inferscale_memory.journal.ledger import Ledger
 from inferscale_memory.journal.pending_forgets import PendingForgets
 from inferscale_memory.journal.records import Fact, LedgerEntry
@@ -115,6 +116,14 @@ class Journal:
         with self.database.change() as db:
             db.execute("DELETE FROM embedder")
             db.execute("INSERT INTO embedder (model) VALUES (?)", (model,))
+
+    def known(self, ids: Iterable[str], fingerprint: str = "") -> tuple[Epoch, dict[str, KnownFact]]:
+        """Those of `ids` that are known, with their blobs under `fingerprint`, and the epoch in which that is so."""
+        return known_facts(self.database, ids, fingerprint)
+
+    def epoch(self) -> Epoch:
+        """The epoch now. While it stays the same, no fact was forgotten or reworded."""
+        return epoch(self.database)
 
     # -- forgetting ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from inferscale_memory.memory.chat import Chat  # noqa: E402
 from inferscale_memory.memory.memory import Memory  # noqa: E402
 from inferscale_memory.memory.session import AsyncChatSession, ChatSession  # noqa: E402
 from inferscale_memory.recall.injection import Injection  # noqa: E402
-from inferscale_memory.recall.results import Prepared, Recalled, Reply, ReplyChunk, Timings  # noqa: E402
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk, Timings  # noqa: E402
+from inferscale_memory.recall.retrieved import RetrievedMemory  # noqa: E402
 
 quiet(in_parts_next)
 
@@ -26,8 +27,8 @@ __all__ = [
     "Memory",
     "Place",
     "Prepared",
-    "Recalled",
     "Reply",
     "ReplyChunk",
+    "RetrievedMemory",
     "Timings",
 ]

@@ -33,6 +33,7 @@ from inferscale_memory.deprecation import one_top_k
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.facts.filters import as_filters
 from inferscale_memory.facts.scope import IDS
+from inferscale_memory.facts.search_result import SearchResult, placement_of
 from inferscale_memory.memory.instance import core_of
 from inferscale_memory.recall.results import Prepared
 
@@ -182,17 +183,17 @@ def _memory_ids(value: Any, name: str) -> list[str]:
     return [as_memory_id(one, f"{name}[{at}]") for at, one in enumerate(value)]
 
 
-def as_memories(value: Any, name: str) -> list[dict[str, Any]]:
+def as_memories(value: Any, name: str) -> list[SearchResult]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refusal(name, value, "a list of what `search` found")
-    found = []
+    found: list[SearchResult] = []
     for at, one in enumerate(value):
         memory = as_mapping(one, f"{name}[{at}]")
         as_memory_id(memory.get("id"), f"{name}[{at}]['id']")
         as_text(memory.get("memory"), f"{name}[{at}]['memory']")
         optional(as_number)(memory.get("score"), f"{name}[{at}]['score']")
         optional(as_mapping)(memory.get("metadata"), f"{name}[{at}]['metadata']")
-        found.append(as_plain(memory, f"{name}[{at}]"))
+        found.append(SearchResult(as_plain(memory, f"{name}[{at}]"), placement_of(one)))
     return found
 
 
@@ -248,7 +249,9 @@ def an(kind: type, what: str) -> Check:
 def _tools(value: Any, name: str) -> list[Any]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise refusal(name, value, "a list of tools")
-    return [as_json(tool, f"{name}[{at}]") if isinstance(tool, Mapping) else tool for at, tool in enumerate(value)]
+    return [
+        as_json(tool, f"{name}[{at}]") if isinstance(tool, Mapping) else tool for at, tool in enumerate(value)
+    ]
 
 
 def _called(value: Any, name: str) -> Any:

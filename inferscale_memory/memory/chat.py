@@ -297,7 +297,7 @@ class Chat(OldChatNames, Shared):
         memory = self._with_memory()
         core = operations.behind(memory)
         await wait.call(core.writes.expire)
-        now = dict(await wait.call(core.wordings, list(said)))
+        now = dict(await wait.call(core.freshness.wordings, list(said)))
         for name in said.keys() - now.keys():  # gone, or written by somebody whom the journal does not know
             row = await wait.call(memory.vector_store.get, name)
             if row is None or is_expired(row.payload or {}):

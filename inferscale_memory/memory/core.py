@@ -34,13 +34,12 @@ from inferscale_memory.mem0_adapter.rows import MOST, ids_in, rows_of
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.opening import check_embedder, check_losses, fact_file, open_files
 from inferscale_memory.recall.answer import Answers
+from inferscale_memory.recall.freshness import Freshness
 from inferscale_memory.recall.prepare import Recall
-from inferscale_memory.recall.results import Shown
 from inferscale_memory.storage.sqlite import copied_into
 from inferscale_memory.write.encoder import Encoder
 from inferscale_memory.write.neighbours import Neighbours
 from inferscale_memory.write.observer import MirroredStore, Payload, StoreLock, mirrored
-from inferscale_memory.write.plan import fact_words
 from inferscale_memory.write.recovery import Recovery
 from inferscale_memory.write.unit_of_work import Batch
 from inferscale_memory.write.writer import WritePath
@@ -106,7 +105,8 @@ class Core:
             expire=lambda: self.writes.expire(),
             forget=self.outbox.send,
         )
-        self.answers = Answers(self.engine, at_hand, self.gone, self.outbox.send)
+        self.freshness = Freshness(self.journal)
+        self.answers = Answers(self.engine, at_hand, self.freshness.gone, self.outbox.send)
         self.recall = Recall(
             self.journal, self.engine, self.encoder, at_hand, preambles, self.injection, self.held
         )
@@ -217,19 +217,6 @@ class Core:
         for entry in self.journal.ledger.saying(text):
             keys.setdefault(entry.owner, []).append(entry.key)
         return [key for owner, theirs in keys.items() for key in sorted(engine.at_hand(owner, theirs))]
-
-    def wordings(self, ids: Sequence[str]) -> dict[str, str]:
-        """Id -> digest of the line it has now, of those that exist."""
-        return {name: fact_words(fact).digest for name, fact in self.journal.facts.get(ids).items()}
-
-    def gone(self, shown: Sequence[Shown]) -> list[Shown]:
-        """Those of these memories that were forgotten or reworded since they were put into a prompt."""
-        return [memory for memory in self.unknown(shown) if not memory.foreign]
-
-    def unknown(self, shown: Sequence[Shown]) -> list[Shown]:
-        """Those of these memories that the journal does not know in these words."""
-        now = self.wordings([memory.id for memory in shown]) if shown else {}
-        return [memory for memory in shown if now.get(memory.id) != memory.digest]
 
     def close(self) -> None:
         """Stop encoding, and end the engine if it is ours. The encode under way breaks off with it; that of a caller's

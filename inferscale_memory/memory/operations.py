@@ -29,6 +29,7 @@ from inferscale_memory.facts.expiry import MOMENT, hiding_expired, read_expirati
 from inferscale_memory.facts.pinned import LISTED
 from inferscale_memory.facts.repeats import once
 from inferscale_memory.facts.scope import Scope
+from inferscale_memory.facts.search_result import SearchResult
 from inferscale_memory.facts.text import read_date
 from inferscale_memory.forget.forget import DELETE_ALL, RESET
 from inferscale_memory.index.collection import Collection
@@ -345,7 +346,7 @@ async def search(
         asked *= _FURTHER  # repeats have left places free
 
 
-async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[dict[str, Any]]:
+async def _pinned(kind: Kind, memory: Any, wanted: Filters, ids: Ids) -> list[SearchResult]:
     """The memories that stand in front, of those that pass the filters `wanted`."""
     pinned = behind(memory).pinned
     filters = pinned.filters(wanted)

@@ -23,6 +23,7 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.engine.runner import Waiting, run
 from inferscale_memory.errors import ContextOverflowError
 from inferscale_memory.facts.scope import Scope
+from inferscale_memory.journal import Epoch
 from inferscale_memory.memory.argument_checks import as_conversation, as_room, checked
 from inferscale_memory.memory.core import Core
 from inferscale_memory.memory.guarded import guarded
@@ -105,7 +106,9 @@ class Conversation(Shared):
         self._filters = filters
         self._sticky = sticky
         self._kept: _Kept | None = None
-        self._begins = self._opening = len(self.messages)  # where what is still shown of the conversation begins
+        self._begins = self._opening = len(
+            self.messages
+        )  # where what is still shown of the conversation begins
 
     def recompose(self) -> None:
         """Compose the next turn's prompt anew, with whatever is recalled then standing before the
@@ -157,10 +160,13 @@ class Conversation(Shared):
         return [*self.messages, *turn.said]
 
     def _compose(self, turn: _Turn, results: Sequence[Result], search_s: float) -> Prepared:
-        kept = self._kept if self._kept is not None and self._stands(self._kept) else None
+        kept, epoch = self._kept, None
+        if kept is not None:  # every memory in the prompt so far must still exist as it is worded there
+            unchanged, epoch = self._core.freshness.unchanged(kept.prepared)
+            kept = kept if unchanged else None
         going_on = None
         if kept is not None and turn.text is not None and kept.prepared.calling is None:
-            going_on = self._continued(kept, turn.text, results, turn.options.max_tokens, search_s)
+            going_on = self._continued(kept, epoch, turn.text, results, turn.options.max_tokens, search_s)
         if kept is None or going_on is None:
             return self._anew(turn, results, search_s)
         shows_more = len(going_on.memories) > len(kept.prepared.memories)
@@ -220,22 +226,24 @@ class Conversation(Shared):
         self._begins = starts[min(first, len(starts) - 1)]
         return True
 
-    def _stands(self, kept: _Kept) -> bool:
-        """Whether every memory in the prompt so far exists as it is worded there. One that the journal did
-        not know then (its encode was still to come) counts as none."""
-        return not self._core.unknown(kept.prepared.shown)
-
     def _continued(
-        self, kept: _Kept, text: str, results: Sequence[Result], max_tokens: int, search_s: float
+        self,
+        kept: _Kept,
+        epoch: Epoch | None,
+        text: str,
+        results: Sequence[Result],
+        max_tokens: int,
+        search_s: float,
     ) -> Prepared | None:
         """The prompt of the turn before, its answer, and this turn. None where they do not fit, or where the
         chat template cannot be continued."""
         started = perf_counter()
         before = kept.prepared
         seen = {memory.id for memory in before.memories}
-        lines = {memory.digest for memory in before.shown}
-        found = self._core.recall.read(results)
-        unseen = [item for item in found if item.recalled.id not in seen and item.words.digest not in lines]
+        lines = {memory.digest for memory in before.memories}
+        retrieved = self._core.recall.retrieved(results)
+        found = retrieved.memories
+        unseen = [memory for memory in found if memory.id not in seen and memory.digest not in lines]
         new = fitting(unseen, self._core.recall.budget(found), before.memory_tokens)
         template, engine = self._core.engine.template, self._core.engine.get()
         turn = turn_ids(template, with_memories(text, new))
@@ -248,12 +256,12 @@ class Conversation(Shared):
             return None
         return Prepared(
             prompt,
-            (*(item.recalled for item in new), *before.memories),
-            tuple(item.recalled for item in unseen if item not in new),
+            (*new, *before.memories),
+            tuple(memory for memory in unseen if memory not in new),
             search_s,
             perf_counter() - started,
             memory_tokens=before.memory_tokens + sum(len(item.ids) for item in new),
-            shown=(*self._core.recall.shown(new), *before.shown),
+            epoch=epoch if before.memories else retrieved.epoch,  # of two the earlier
             continued=True,
             left_out=before.left_out,
         )

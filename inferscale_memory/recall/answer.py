@@ -16,10 +16,10 @@ from inferscale_memory.engine.base import Chunk, Completion, SamplingOptions
 from inferscale_memory.engine.known_blobs import KnownBlobs
 from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.engine.runner import Threads, Waiting
-from inferscale_memory.facts.scope import fact_tag
 from inferscale_memory.journal import PendingForget
 from inferscale_memory.prompt import Prompt, Said
-from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk, Shown, Timings
+from inferscale_memory.recall.results import Prepared, Reply, ReplyChunk, Timings
+from inferscale_memory.recall.retrieved import RetrievedMemory
 from inferscale_memory.recall.tool_calling import Calling
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Answers:
         self,
         engine: LazyEngine,
         at_hand: KnownBlobs,
-        gone: Callable[[Sequence[Shown]], Sequence[Shown]] = lambda shown: (),
+        gone: Callable[[Prepared], Sequence[RetrievedMemory]] = lambda prepared: (),
         forget: Callable[[Sequence[PendingForget]], None] = lambda wanted: None,
     ) -> None:
         """`gone` says which memories are no longer what they were, `forget` tells the engine what to forget."""
@@ -116,7 +116,6 @@ class Answers:
             prompt=prepared.prompt.without(tags),
             memories=tuple(memory for memory in prepared.memories if memory.id not in ids),
             memory_tokens=prepared.memory_tokens - sum(len(segment.ids) for segment in out),
-            shown=tuple(memory for memory in prepared.shown if memory.id not in ids),
         )
 
     def _forget_gone(self, prepared: Prepared) -> None:
@@ -130,11 +129,11 @@ class Answers:
         except sqlite3.Error as error:  # an answer is not lost for it
             _log.warning("the engine could not be told once more to forget %d memories: %s", len(tags), error)
 
-    def gone(self, prepared: Prepared) -> Sequence[Shown]:
+    def gone(self, prepared: Prepared) -> Sequence[RetrievedMemory]:
         """The memories of `prepared` that were forgotten or reworded since. None of a memory that was closed: its
         stream may still be read where the engine is somebody else's."""
         try:
-            return self._gone(prepared.shown)
+            return self._gone(prepared)
         except sqlite3.Error as error:
             _log.debug("the journal cannot be asked what is gone: %s", error)
             return ()
@@ -152,7 +151,7 @@ class Answers:
             self._doubt(prepared.prompt)
         placed = _placed(prepared.prompt, completion) if inject else set()
         memories = tuple(
-            replace(memory, injected=memory.injected and fact_tag(prepared.prompt.owner, memory.id) in placed)
+            replace(memory, injected=False) if memory.injected and memory.tag not in placed else memory
             for memory in prepared.memories
         )
         timings = Timings(prepared.search_s, prepared.compose_s, asked.before_s + completion.ttft_s)

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from inferscale_memory.prompt import PromptTemplate, Segment
-from inferscale_memory.recall.retrieved import Found
+from inferscale_memory.recall.retrieved import RetrievedMemory
 
 _ALSO = "You also remember:\n"
 _STAND_INS = ("yes", "no")
 
 
-def fitting(unseen: Sequence[Found], budget: int | None, standing: int) -> list[Found]:
+def fitting(unseen: Sequence[RetrievedMemory], budget: int | None, standing: int) -> list[RetrievedMemory]:
     """The first of `unseen` that fit a budget of tokens, of which `standing` are taken."""
     sizes = accumulate((len(item.ids) for item in unseen), initial=standing)
     next(sizes)
     return [item for item, size in zip(unseen, sizes, strict=True) if budget is None or size <= budget]
 
 
-def with_memories(text: str, new: Sequence[Found]) -> str:
+def with_memories(text: str, new: Sequence[RetrievedMemory]) -> str:
     """The user's message with what is newly recalled above it."""
-    lines = "".join(item.words.line for item in reversed(new))  # the most relevant nearest to the question
+    lines = "".join(item.line for item in reversed(new))  # the most relevant nearest to the question
     return f"{_ALSO}{lines}\n{text}" if new else text
 
 
@@ -50,7 +50,7 @@ def turn_ids(template: PromptTemplate, text: str) -> tuple[int, ...] | None:
     return one[len(one) - common :]
 
 
-def tagged(ids: tuple[int, ...], new: Sequence[Found]) -> list[Segment]:
+def tagged(ids: tuple[int, ...], new: Sequence[RetrievedMemory]) -> list[Segment]:
     """`ids` in segments that carry the tags of the memories in them. A tag stands for all that follows it, so
     the tags may stand at the very beginning."""
     tags = [item.tag for item in new][: len(ids) - 1]

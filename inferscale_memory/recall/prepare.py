@@ -8,7 +8,7 @@ the answer. It must never inject a blob made of other words than the fact has no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -19,16 +19,16 @@ from inferscale_memory.engine.lazy import LazyEngine
 from inferscale_memory.errors import ConfigurationError, PromptError
 from inferscale_memory.facts.repeats import once
 from inferscale_memory.facts.scope import Scope, fact_tag
-from inferscale_memory.facts.text import payload_of, words_of
-from inferscale_memory.journal import Journal
+from inferscale_memory.facts.search_result import Placement, placement_of
+from inferscale_memory.facts.text import Words, line_digest, payload_of, words_of
+from inferscale_memory.journal import Journal, KnownFact
 from inferscale_memory.prompt import PUBLIC_OWNER, Fact, Frame, Message, Prompt, Segment, compose
 from inferscale_memory.recall.injection import Injection
-from inferscale_memory.recall.order import arranged
-from inferscale_memory.recall.results import Prepared, Recalled, Shown
-from inferscale_memory.recall.retrieved import Found
+from inferscale_memory.recall.order import as_placed, by_relevance
+from inferscale_memory.recall.results import Prepared
+from inferscale_memory.recall.retrieved import Retrieved, RetrievedMemory
 from inferscale_memory.recall.tool_calling import Calling
 from inferscale_memory.write.encoder import Encoder
-from inferscale_memory.write.plan import fact_words
 
 Messages = str | Sequence[Message]
 Result = Mapping[str, Any]
@@ -96,27 +96,59 @@ class Recall:
 
     # -- before the answer -----------------------------------------------------------------------------------
 
-    def read(self, results: Sequence[Result]) -> list[Found]:
-        """Search results, the most relevant first; of equally relevant ones the newest. Before them those that are
-        pinned, as they come. What several say stands once.
+    def retrieved(
+        self, results: Sequence[Result], engine: Engine | None = None, owner: str = ""
+    ) -> Retrieved:
+        """The memories of search results, the most relevant first; what several say comes once. Those that were
+        forgotten or reworded since the search are left out.
 
-        Scores of one search and the next differ in their last digits: unrounded, two facts that say the same
-        would change places now and then, and the same question would have another prompt.
+        Args:
+            engine: where it is given, memories of `owner` get the keys of the blobs that it has at hand.
         """
-        pinned: list[Found] = []
-        found: list[Found] = []
-        for result in once(results):
-            payload = payload_of(result)
-            words, owner = words_of(payload), Scope.of(payload).owner
-            recalled = Recalled(str(result["id"]), words.text, float(result.get("score") or 0.0))
-            tag = fact_tag(owner, recalled.id)
-            whole, front = result.get("whole") is True, result.get("pinned") is True
-            item = Found(recalled, words, owner, tag, self.line_ids(words.line), whole, front)
-            (pinned if front else found).append(item)
-        found.sort(key=lambda item: item.recalled.id)
-        found.sort(key=lambda item: item.words.when.isoformat() if item.words.when else "", reverse=True)
-        found.sort(key=lambda item: round(item.recalled.score, 4), reverse=True)
-        return pinned + found
+        if not results:
+            return Retrieved((), None)
+        rows = [_Row.read(result) for result in once(results)]
+        blobs = engine is not None and engine.unsupported is None
+        fingerprint = engine.fingerprint if engine is not None and blobs else ""
+        epoch, known = self._journal.known([row.id for row in rows], fingerprint)
+        foreign = self._foreign(rows, known)
+        rows = [row for row in rows if row.id in foreign or row.is_known(known)]
+        keys: dict[str, str] = {}
+        if engine is not None and blobs:
+            keys = self._keys(engine, owner, [row for row in rows if row.owner == owner], known)
+        memories = [
+            RetrievedMemory(
+                row.id,
+                row.words.text,
+                row.score,
+                line=row.line,
+                digest=row.digest,
+                when=row.words.when,
+                ids=self.line_ids(row.line),
+                owner=row.owner,
+                tag=fact_tag(row.owner, row.id),
+                key=keys.get(row.id),
+                placement=row.placement,
+                place=known[row.id].place if row.id in known else 0,
+                session=known[row.id].session if row.id in known else None,
+                foreign=row.id in foreign,
+            )
+            for row in rows
+        ]
+        return Retrieved(by_relevance(memories), epoch)
+
+    def _foreign(self, rows: Sequence[_Row], known: Mapping[str, KnownFact]) -> set[str]:
+        """Ids of those rows that another program wrote in these words. What else the journal does not know in these
+        words was forgotten or reworded since it was found."""
+        unknown = [row.id for row in rows if row.id not in known]
+        forgotten = self._journal.facts.tombstones(unknown) if unknown else set()
+        foreign = set(unknown) - forgotten
+        for row in rows:
+            if row.id in known and not row.is_known(known):
+                payload = self._held(row.id)
+                if payload is not None and words_of(payload).digest == row.digest:
+                    foreign.add(row.id)
+        return foreign
 
     def prepare(
         self,
@@ -145,83 +177,91 @@ class Recall:
         calling = Calling.read(engine, tools, tool_choice)
         offered = None if calling is None else calling.tools
         frame = template.split(messages, tools=offered)
-        found = self.read(_of_scope(results, scope))
-        keys = self._keys(engine, scope.owner, found)
-        ranked = found[::-1]
-        rank = {item.tag: float(number) for number, item in enumerate(ranked)}
-        facts = [
-            Fact(item.ids, keys.get(item.tag), item.tag, rank[item.tag], item.pinned)
-            for item in arranged(ranked, self._injection.order, self._journal)
+        retrieved = self.retrieved(_of_scope(results, scope), engine, scope.owner)
+        memories = retrieved.memories
+        relevance = {memory.tag: float(-rank) for rank, memory in enumerate(memories)}
+        lines = [
+            Fact(memory.ids, memory.key, memory.tag, relevance[memory.tag], memory.pinned)
+            for memory in as_placed(memories, self._injection.order)
         ]
+        has_keys = any(memory.key is not None for memory in memories)
         composed = compose(
             frame,
-            facts,
+            lines,
             owner=scope.owner,
             max_tokens=engine.max_model_len - max_tokens,
             context=engine.max_model_len,
-            most_of_facts=self.budget(found),
-            preamble_key=self._preamble_key(engine, frame, scope.owner) if keys else None,
+            most_of_facts=self.budget(memories),
+            preamble_key=self._preamble_key(engine, frame, scope.owner) if has_keys else None,
             text_last=self._injection.text_last,
         )
         prompt = composed.prompt
-        if len(composed.dropped) == len(facts):  # no facts, no heading above them
+        if len(composed.dropped) == len(lines):  # no facts, no heading above them
             prompt = Prompt(scope.owner, (Segment(template.plain(messages, tools=offered)),))
-        dropped = {fact.tag for fact in composed.dropped}
+        dropped = {line.tag for line in composed.dropped}
         injected = {segment.tag for segment in prompt.composition}
-        stand = [item for item in found if item.tag not in dropped]
+        placed = [memory for memory in memories if memory.tag not in dropped]
         return Prepared(
             prompt,
-            tuple(replace(item.recalled, injected=item.tag in injected) for item in stand),
-            tuple(item.recalled for item in found if item.tag in dropped),
+            tuple(replace(memory, injected=True) if memory.tag in injected else memory for memory in placed),
+            tuple(memory for memory in memories if memory.tag in dropped),
             search_s,
             perf_counter() - started,
             calling,
-            sum(len(item.ids) for item in stand),
-            self.shown(stand),
+            sum(len(memory.ids) for memory in placed),
+            retrieved.epoch,
         )
 
-    def shown(self, found: Sequence[Found]) -> tuple[Shown, ...]:
-        """How these are worded."""
-        known = self._journal.facts.get(item.recalled.id for item in found)
-        unknown = [item.recalled.id for item in found if item.recalled.id not in known]
-        gone = self._journal.facts.tombstones(unknown) if unknown else set()
-
-        def foreign(name: str, digest: str) -> bool:
-            """Whether another program wrote it so; else it was forgotten or reworded since it was found."""
-            if name not in known:
-                return name not in gone
-            if fact_words(known[name]).digest == digest:
-                return False
-            payload = self._held(name)
-            return payload is not None and words_of(payload).digest == digest
-
-        lines = [(item.recalled.id, item.tag, item.words.digest) for item in found]
-        return tuple(Shown(name, tag, digest, foreign(name, digest)) for name, tag, digest in lines)
-
-    def budget(self, found: Sequence[Found]) -> int | None:
-        """Most tokens of memories; None for as many as fit. A whole memory has a budget of its own."""
-        whole = bool(found) and all(item.whole for item in found)
+    def budget(self, memories: Sequence[RetrievedMemory]) -> int | None:
+        """Most tokens of memories; None for as many as fit. A scope that is taken whole has a budget of its own."""
+        whole = bool(memories) and all(memory.placement is Placement.WHOLE for memory in memories)
         return None if whole else self._injection.max_memory_tokens or None
 
     def _preamble_key(self, engine: Engine, frame: Frame, owner: str) -> str | None:
         """An app's own system text may hold a user's words, so its blob is that user's."""
         return self._preambles.key(engine, PUBLIC_OWNER if frame.system is None else owner, frame.preamble)
 
-    def _keys(self, engine: Engine, owner: str, found: Sequence[Found]) -> dict[str, str]:
-        """Tag -> blob key of those facts of `owner` whose blob is at hand. The others are asked for."""
-        if engine.unsupported is not None:
-            return {}
-        own = {item.recalled.id: item for item in found if item.owner == owner}
-        entries = {
-            fact: entry
-            for fact, entry in self._journal.ledger.get(own, engine.fingerprint).items()
-            if entry.line == own[fact].words.digest and (entry.chained or not own[fact].whole)
-        }
-        at_hand = self._at_hand.confirm(engine, owner, (entry.key for entry in entries.values()))
-        keys = {own[fact].tag: entry.key for fact, entry in entries.items() if entry.key in at_hand}
-        missing = [fact for fact, item in own.items() if item.tag not in keys]
-        self._encoder.submit(missing, wait=False, check=True)
+    def _keys(
+        self, engine: Engine, owner: str, rows: Sequence[_Row], known: Mapping[str, KnownFact]
+    ) -> dict[str, str]:
+        """Id -> blob key of those facts of `owner` whose blob is at hand. The others are handed to the encoder."""
+        blobs = {}
+        for row in rows:
+            blob = known[row.id].blob if row.id in known else None
+            if blob is None or blob.line != row.digest:
+                continue
+            if blob.chained or row.placement is not Placement.WHOLE:
+                blobs[row.id] = blob.key
+        at_hand = self._at_hand.confirm(engine, owner, blobs.values())
+        keys = {name: key for name, key in blobs.items() if key in at_hand}
+        self._encoder.submit([row.id for row in rows if row.id not in keys], wait=False, check=True)
         return keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A search result, read."""
+
+    id: str
+    score: float
+    placement: Placement
+    words: Words
+    line: str
+    digest: str
+    owner: str
+
+    @classmethod
+    def read(cls, result: Result) -> _Row:
+        payload = payload_of(result)
+        words, owner = words_of(payload), Scope.of(payload).owner
+        score = float(result.get("score") or 0.0)
+        line = words.line
+        return cls(str(result["id"]), score, placement_of(result), words, line, line_digest(line), owner)
+
+    def is_known(self, known: Mapping[str, KnownFact]) -> bool:
+        """Whether the journal knows it in these words."""
+        fact = known.get(self.id)
+        return fact is not None and Words(fact.text, fact.speaker, fact.when).digest == self.digest
 
 
 def _of_scope(results: Sequence[Result], scope: Scope) -> Sequence[Result]:

@@ -5,36 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferscale_memory.engine.base import Completion
+from inferscale_memory.journal import Epoch
 from inferscale_memory.prompt import Prompt, ToolCall
+from inferscale_memory.recall.retrieved import RetrievedMemory
 from inferscale_memory.recall.tool_calling import Calling
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """A memory that a question brought up.
-
-    Attributes:
-        id: mem0's id.
-        text: what it says.
-        score: relevance, as mem0's search gave it.
-        injected: whether its keys and values were placed in the cache; otherwise it was prefilled as text.
-    """
-
-    id: str
-    text: str
-    score: float
-    injected: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A memory as it is worded in a prompt. `tag`: the engine's name for it; `digest`: of its line; `foreign`: another
-    program wrote it so, and the journal does not know yet."""
-
-    id: str
-    tag: str
-    digest: str
-    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +23,20 @@ class Prepared:
         compose_s: seconds for building the prompt.
         calling: the tools of the question, if it has any.
         memory_tokens: how many tokens the memories in the prompt have.
-        shown: how each of `memories` is worded.
+        epoch: the journal's epoch in which every one of `memories` existed in these words; None where it was not asked.
         continued: the prompt goes on from an earlier one, so no memory can be taken out of it.
         left_out: how many of the oldest messages of a session are not in the prompt, because it has outgrown the
             model's context.
     """
 
     prompt: Prompt
-    memories: tuple[Recalled, ...]
-    dropped: tuple[Recalled, ...]
+    memories: tuple[RetrievedMemory, ...]
+    dropped: tuple[RetrievedMemory, ...]
     search_s: float
     compose_s: float
     calling: Calling | None = None
     memory_tokens: int = 0
-    shown: tuple[Shown, ...] = ()
+    epoch: Epoch | None = None
     continued: bool = False
     left_out: int = 0
 
@@ -91,8 +65,8 @@ class Reply:
     """
 
     text: str
-    memories: tuple[Recalled, ...]
-    dropped: tuple[Recalled, ...]
+    memories: tuple[RetrievedMemory, ...]
+    dropped: tuple[RetrievedMemory, ...]
     completion: Completion
     timings: Timings
     tool_calls: tuple[ToolCall, ...] = ()

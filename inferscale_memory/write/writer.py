@@ -120,9 +120,10 @@ class WritePath:
     def expire(self, *, resumed: bool = False) -> None:
         """Facts whose time is over leave prompts, blobs, windows, turns and messages. The store keeps
         them, as mem0 does, until they are deleted."""
-        expired = self._journal.facts.get(self._journal.facts.expired(datetime.now(UTC)))
-        if not expired:
+        ids = self._journal.facts.expired(datetime.now(UTC))
+        if not ids:
             return
+        expired = self._journal.facts.get(ids)
         batch = Batch(self, resumed=resumed)
         with self._collected(batch):
             for fact in expired.values():

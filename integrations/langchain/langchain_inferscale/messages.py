@@ -25,7 +25,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 
-from inferscale_memory import Recalled, Reply, ReplyChunk
+from inferscale_memory import Reply, ReplyChunk, RetrievedMemory
 from inferscale_memory import ToolCall as Called
 from inferscale_memory.arguments import as_plain
 from inferscale_memory.errors import PromptError
@@ -204,7 +204,7 @@ def metadata(reply: Reply, model_name: str, *, texts: bool = True) -> dict[str, 
     }
 
 
-def _recalled(memory: Recalled, texts: bool) -> dict[str, Any]:
+def _recalled(memory: RetrievedMemory, texts: bool) -> dict[str, Any]:
     told = {"text": memory.text} if texts else {}
     return {"id": memory.id, **told, "score": memory.score, "injected": memory.injected}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferscale_memory import Recalled, Reply
+from inferscale_memory import Reply, RetrievedMemory
 from llama_index.core.base.llms.types import ChatResponse
 
 from llama_index.llms.inferscale.messages import is_readable, to_answer
@@ -57,5 +57,5 @@ def to_report(reply: Reply, ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _memory(memory: Recalled) -> dict[str, Any]:
+def _memory(memory: RetrievedMemory) -> dict[str, Any]:
     return {"id": memory.id, "text": memory.text, "score": memory.score, "injected": memory.injected}
