@@ -13,12 +13,12 @@ from sqlite3 import Connection
 from typing import Any
 from uuid import uuid4
 
-from mem0.memory.main import _normalize_iso_timestamp_to_utc
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.facts.scope import Scope
 from inferscale_memory.journal import Intent
 from inferscale_memory.journal.said import says
+from inferscale_memory.mem0_adapter.private import history_lock, normalize_iso_timestamp_to_utc
 from inferscale_memory.scripts import word_count
 from inferscale_memory.storage.scrub import scrub
 from inferscale_memory.storage.sqlite import transaction
@@ -45,7 +45,7 @@ class HistoryFile:
         if isinstance(manager, SQLiteManager) and manager.connection is not None:
             for pragma in ("secure_delete = ON", "temp_store = MEMORY"):
                 manager.connection.execute(f"PRAGMA {pragma}")
-            with manager._lock:  # mem0 looks through all events for those of one memory
+            with history_lock(manager):  # mem0 looks through all events for those of one memory
                 manager.connection.execute(f"CREATE INDEX IF NOT EXISTS {_INDEX} ON history (memory_id)")
 
     def redact(self, now: Mapping[str, str | None]) -> None:
@@ -146,7 +146,7 @@ class HistoryFile:
         manager = self._manager()
         if not isinstance(manager, SQLiteManager) or manager.connection is None:
             return True
-        with manager._lock:
+        with history_lock(manager):
             return scrub(manager.connection, words, _LIVING)
 
     @contextmanager
@@ -156,7 +156,7 @@ class HistoryFile:
         if not isinstance(manager, SQLiteManager) or manager.connection is None:
             yield None
             return
-        with manager._lock, transaction(manager.connection) as db:
+        with history_lock(manager), transaction(manager.connection) as db:
             yield db
 
 
@@ -192,7 +192,7 @@ def deletion(memory: str, payload: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "memory_id": memory,
         "event": "DELETE",
-        "created_at": _normalize_iso_timestamp_to_utc(payload.get("created_at")),
+        "created_at": normalize_iso_timestamp_to_utc(payload.get("created_at")),
         "updated_at": datetime.now(UTC).isoformat(),
         "is_deleted": 1,
         "actor_id": payload.get("actor_id"),

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mem0.memory.main import _normalize_expiration_date
-
 from inferscale_memory.errors import StoreError
 from inferscale_memory.extraction.engine_llm import EngineLLM
 from inferscale_memory.extraction.instructions import TooMuchError
 from inferscale_memory.extraction.recording_llm import Attempt, attempt
 from inferscale_memory.facts.scope import Scope
 from inferscale_memory.journal import NewTurn, Turn
+from inferscale_memory.mem0_adapter.private import normalize_expiration_date
 from inferscale_memory.memory.core import Core, spoken
 from inferscale_memory.storage.sqlite import is_full, trouble
 from inferscale_memory.write.failed_adds import (
@@ -157,7 +156,7 @@ async def _kept(
         scope = Scope.of(ids)
         kept = {name: value for name, value in options.items() if name in RETRIED}
         if kept.get("expiration_date") is not None:
-            kept["expiration_date"] = _normalize_expiration_date(kept["expiration_date"])
+            kept["expiration_date"] = normalize_expiration_date(kept["expiration_date"])
         await kind.wait.call(failed.keep, scope.key, made.turns, scope.ids, kept, made.reason)
         seen = made.error(error)
         if seen is error:

@@ -12,8 +12,6 @@ from functools import wraps
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, TypeVar, cast
 
-from mem0.memory.main import _validate_and_trim_entity_id
-
 from inferscale_memory.arguments import (
     as_count,
     as_flag,
@@ -34,6 +32,7 @@ from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.facts.filters import as_filters
 from inferscale_memory.facts.scope import IDS
 from inferscale_memory.facts.search_result import SearchResult, placement_of
+from inferscale_memory.mem0_adapter.private import validate_and_trim_entity_id
 from inferscale_memory.memory.instance import core_of
 from inferscale_memory.recall.results import Prepared
 
@@ -161,7 +160,7 @@ def as_scope_id(value: Any, name: str) -> str | None:
     """An id as mem0 takes it: None for not given; blank ones and those with white space within are its to refuse."""
     if value is None:
         return None
-    text: str = _validate_and_trim_entity_id(as_id(value, name), name)
+    text: str = validate_and_trim_entity_id(as_id(value, name), name)
     return text
 
 

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Generator, Sequence
 from typing import Any, Literal, Self, overload
 
 import mem0
-from mem0.memory.main import _UNSET
 
 from inferscale_memory.deprecation import warn
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.engine.runner import Threads
+from inferscale_memory.mem0_adapter.private import UNSET
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.argument_checks import at_chat, at_face, at_update
 from inferscale_memory.memory.audit import Audit
@@ -95,7 +95,7 @@ class AsyncMemory(Face[AsyncChatSession], mem0.AsyncMemory):  # type: ignore[mis
         memory_id: str,
         text: str | None = None,
         metadata: dict[str, Any] | None = None,
-        expiration_date: Any = _UNSET,
+        expiration_date: Any = UNSET,
         data: str | None = None,
     ) -> Any:
         """See `Memory.update`."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 import mem0
-from mem0.memory.main import _UNSET
 
 from inferscale_memory.engine.base import SamplingOptions
 from inferscale_memory.engine.runner import Direct, run
+from inferscale_memory.mem0_adapter.private import UNSET
 from inferscale_memory.memory import operations
 from inferscale_memory.memory.argument_checks import at_chat, at_face, at_update
 from inferscale_memory.memory.audit import Audit
@@ -105,7 +105,7 @@ class Memory(Face[ChatSession], mem0.Memory):  # type: ignore[misc]  # mem0 has 
         memory_id: str,
         text: str | None = None,
         metadata: dict[str, Any] | None = None,
-        expiration_date: Any = _UNSET,
+        expiration_date: Any = UNSET,
         data: str | None = None,
     ) -> Any:
         """mem0's `update`. A fact with new words gets a new blob, and so does every fact whose window held

@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any
 
 from mem0.exceptions import ValidationError as Mem0ValidationError
-from mem0.memory.main import _UNSET, _build_filters_and_metadata
 from mem0.memory.storage import SQLiteManager
 
 from inferscale_memory.arguments import as_json, refusal
@@ -34,6 +33,7 @@ from inferscale_memory.facts.text import read_date
 from inferscale_memory.forget.forget import DELETE_ALL, RESET
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.journal import Intent
+from inferscale_memory.mem0_adapter.private import UNSET, build_filters_and_metadata
 from inferscale_memory.memory import adding
 from inferscale_memory.memory.audit import Audit, audited, files_of
 from inferscale_memory.memory.core import new_turns
@@ -92,7 +92,7 @@ async def add(
         messages = _worded(messages)
     turns = []
     if isinstance(messages, str | list):  # mem0 refuses what is none
-        _build_filters_and_metadata(**ids)  # refuses a bad scope before anything is logged
+        build_filters_and_metadata(**ids)  # refuses a bad scope before anything is logged
         turns = new_turns(messages, metadata, when)
     if when is not None:
         metadata = {"created_at": when.isoformat(), **(metadata or {})}
@@ -136,7 +136,7 @@ async def update(
     data: str | None,
 ) -> Any:
     core = core_of(memory)
-    if core is not None and expiration_date is not _UNSET:
+    if core is not None and expiration_date is not UNSET:
         metadata, expiration_date = _lasting(metadata, expiration_date)
         held = await kind.wait.call(core.held, memory_id) or {}
         if MOMENT in held and MOMENT not in (metadata or {}):  # of the end it had before
@@ -153,7 +153,7 @@ def _lasting(metadata: dict[str, Any] | None, expiration: Any) -> tuple[dict[str
 async def delete_all(kind: Kind, memory: Any, ids: Ids) -> Any:
     core = core_of(memory)
     try:
-        scope = Scope.of(_build_filters_and_metadata(**ids)[1])
+        scope = Scope.of(build_filters_and_metadata(**ids)[1])
     except (ValueError, Mem0ValidationError):  # mem0 says so itself
         core = None
     if core is None:

@@ -7,13 +7,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mem0.memory.main import _entity_collection_name
 from mem0.utils.factory import EmbedderFactory
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.extraction.engine_llm import PROVIDER
 from inferscale_memory.index.file import FactFile
 from inferscale_memory.index.reembed import reembed
+from inferscale_memory.mem0_adapter.private import entity_collection_name
 from inferscale_memory.memory.config import Settings
 from inferscale_memory.memory.opening import embedder_name
 
@@ -37,7 +37,7 @@ class Reembedded:
         if not self._path.exists():
             raise ConfigurationError(f"there are no memories at {self._path}: correct the path")
         name = store.config.collection_name
-        self._collections = (name, _entity_collection_name(store.provider, name))
+        self._collections = (name, entity_collection_name(store.provider, name))
 
     def count(self) -> int:
         """How many vectors there are."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import mem0
 from mem0.configs.base import MemoryConfig
-from mem0.memory.main import _entity_collection_name, _vector_store_list_rows
 from mem0.utils.factory import VectorStoreFactory
 
 from inferscale_memory.errors import ConfigurationError
 from inferscale_memory.index.collection import Collection
 from inferscale_memory.mem0_adapter.environment import home
+from inferscale_memory.mem0_adapter.private import entity_collection_name, vector_store_list_rows
 from inferscale_memory.memory.config import Settings
 
 Row = tuple[str, dict[str, Any]]
@@ -73,7 +73,7 @@ class Source:
 
     def entities(self) -> Iterator[Row]:
         """What mem0's search finds facts by; nothing where it never made any. The question must not make them."""
-        name = _entity_collection_name(self.config.vector_store.provider, self._memory.collection_name)
+        name = entity_collection_name(self.config.vector_store.provider, self._memory.collection_name)
         if not self._has(name):
             return iter(())
         return rows(self._memory.entity_store)
@@ -154,7 +154,7 @@ def _listed(store: Any) -> Iterator[Row]:
     while True:
         before = len(found)
         try:
-            found = [_row(row) for row in _vector_store_list_rows(store.list(filters=None, top_k=limit))]
+            found = [_row(row) for row in vector_store_list_rows(store.list(filters=None, top_k=limit))]
         except Exception as error:
             if not before:
                 raise
