@@ -229,7 +229,7 @@ def scored(store: InferScaleStore) -> InferScaleStore:
         ({"meta": {"deep": {"n": {"$gte": 1}}}}, {"text"}),
         ({"missing": None}, {"low", "high", "text", "none", "odd", "huge"}),
     ],
-    ids=str,
+    ids=lambda value: repr(sorted(value)) if isinstance(value, set) else repr(value),
 )
 def test_items_without_a_field_or_of_another_kind_do_not_match_and_break_no_search(
     scored: InferScaleStore, condition: dict[str, Any], found: set[str]
