@@ -145,7 +145,7 @@ def test_an_encode_under_another_salt_is_refused(rig: Rig) -> None:
 def test_an_encode_whose_hooks_do_not_all_fire_fails_cleanly(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = rig.decider._store.tiers[0].free
+    free = rig.decider.store.tiers[0].free
     layers = rig.worker._layers
     monkeypatch.setattr(rig.worker, "_layers", [*layers, layers[0].__class__.__new__(layers[0].__class__)])
     monkeypatch.setattr("inferscale_memory.connector.worker.Hooks.__enter__", lambda self: self)
@@ -154,7 +154,7 @@ def test_an_encode_whose_hooks_do_not_all_fire_fails_cleanly(
     reply = rig.run([(ids, salt)], [rig.sampling(2, Encode("alice", ((10, 40),)))])[0].reply
     assert reply["blobs"] == []
     assert "layers could be followed" in reply["error"]
-    assert rig.decider._store.tiers[0].free == free
+    assert rig.decider.store.tiers[0].free == free
 
 
 # -- injecting ------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_an_encode_whose_context_is_forgotten_meanwhile_is_discarded(rig: Rig) -
     engine = rig.llm.llm_engine
     engine.add_request("encode", {"prompt_token_ids": list(ids), "cache_salt": salt}, sampling)
     engine.step()
-    free = rig.decider._store.tiers[0].free
+    free = rig.decider.store.tiers[0].free
     forget = rig.sampling(1, Forget("alice", (), ("gone",)))
     engine.add_request("forget", {"prompt_token_ids": [7], "cache_salt": rig.fresh()}, forget)
     replies = {}
@@ -379,14 +379,14 @@ def test_an_encode_whose_context_is_forgotten_meanwhile_is_discarded(rig: Rig) -
                 replies[output.request_id.split("-")[0]] = rig.answer(output).reply
     assert replies["encode"]["blobs"] == []
     assert "forgotten" in replies["encode"]["error"]
-    assert rig.decider._store.tiers[0].free == free + 100
+    assert rig.decider.store.tiers[0].free == free + 100
     if rig.caching:  # type: ignore[attr-defined]
         again = rig.run([(ids, salt)], [rig.sampling(2, Encode("alice", ((500, 600),)))])[0]
         assert again.known <= 32, "its blocks from the forgotten fact on are gone"
 
 
 def test_requests_aborted_in_flight_give_everything_back(rig: Rig) -> None:
-    store = rig.decider._store
+    store = rig.decider.store
     prompt = memory(rig, "alice", count=12, seed=40)
     plain = rig.plain(prompt.ids)
     free, blobs = store.tiers[0].free, len(store)
@@ -407,7 +407,7 @@ def test_requests_aborted_in_flight_give_everything_back(rig: Rig) -> None:
         engine.abort_request(running)
         for _ in range(3):
             engine.step()
-    assert not rig.decider._requests
+    assert not rig.decider.requests
     assert len(store) == blobs
     assert store.tiers[0].free == free
     rig.poison()
@@ -429,7 +429,7 @@ def test_any_json_at_all_is_served_as_text(rig: Rig) -> None:
         samplings.append(sampling)
     answers = rig.run([(ids, f"fuzz{i}") for i in range(len(params))], samplings)
     assert all(answer.tokens == expected for answer in answers)
-    assert not rig.decider._requests
+    assert not rig.decider.requests
     assert all(answer.injected == 0 for answer in answers)
 
 
@@ -446,7 +446,7 @@ def test_parameters_that_are_no_object_do_not_end_the_engine(rig: Rig, value: An
     else:
         assert rig.run([(ids, rig.fresh())], [sampling])[0].tokens == plain.tokens
     assert rig.plain(ids, tokens=2).tokens == plain.tokens
-    assert not rig.decider._requests
+    assert not rig.decider.requests
 
 
 def _random_params(draw: random.Random, rig: Rig) -> Any:

@@ -235,7 +235,7 @@ def test_captured_keys_rotated_to_their_own_place_are_the_prefilled_ones(case: t
         for handle in handles:
             handle.remove()
 
-    blob = rig.worker.arenas[0].read(rig.decider._store.get(key).rows[0])
+    blob = rig.worker.arenas[0].read(rig.decider.store.get(key).rows[0])
     keys = blob[:, 0].contiguous()
     rotated = rig.worker.composer.rotate(keys, torch.arange(len(ids)))
     assert len(seen) == len(layers)

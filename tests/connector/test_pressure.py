@@ -74,7 +74,7 @@ def test_blobs_pushed_out_of_the_device_tier_come_back_from_the_host(model: Path
     """The device holds 300 tokens, the host 3,000: three owners of 250 tokens take turns."""
     row = Shape(3, 2, 32, torch.float32).row_bytes
     with Rig.open(model, extra={"device_bytes": 300 * row, "host_bytes": 3000 * row}) as rig:
-        assert [tier.capacity for tier in rig.decider._store.tiers] == [300, 3000]
+        assert [tier.capacity for tier in rig.decider.store.tiers] == [300, 3000]
         prompts = []
         for owner in ("alice", "bob", "carol"):
             facts = [rig.words(25, 1000 * ord(owner[0]) + i) for i in range(10)]
