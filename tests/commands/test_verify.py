@@ -21,6 +21,7 @@ from inferscale_memory.engine import transformers
 from inferscale_memory.engine.base import Completion, EncodeRequest, EncodeResult, SamplingOptions, Span
 from inferscale_memory.engine.hf import families as hf_families
 from inferscale_memory.engine.transformers import TransformersEngine
+from inferscale_memory.kv.store import BlobStore
 from inferscale_memory.prompt.segments import Prompt
 from tests.models import FAMILIES, tiny_model
 
@@ -194,7 +195,7 @@ def unrotated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks whose blob it is."""
-    monkeypatch.setattr(transformers, "_injectable", lambda entry, owner: entry is not None)
+    monkeypatch.setattr(BlobStore, "usable", lambda store, owner, key: store.get(key) if key in store else None)
 
 
 def any_ids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def test_a_blob_is_injected_only_over_its_own_ids(rig: Rig) -> None:
     rig.poison()
     answer = rig.inject(lie)
     assert answer.injected == sum(len(s.ids) for s in changed[:2])
-    assert "not those of the blob" in answer.reply["refused"]
+    assert "other token ids than the blob" in answer.reply["refused"]
     assert same(answer, rig.plain(lie.ids))
 
 
