@@ -140,9 +140,8 @@ class Injector:
         assert promoted, "match() claimed only blobs that can be promoted"
         rows = np.concatenate([entry.rows[0] for entry in match.entries])[positions - match.offset]
         slots = slots_of(blocks, positions, self._block_size)
-        written = (
-            slots >= self._block_size
-        )  # tokens that slid out of an attention window are in the null block
+        # Tokens that slid out of an attention window are in the null block.
+        written = slots >= self._block_size
         load = Load(
             state.request.request_id,
             rows[written],

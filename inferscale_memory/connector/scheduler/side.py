@@ -130,9 +130,8 @@ class SchedulerSide:
             return
         if report.status and self.admission.unsupported is None:
             self.admission.unsupported = report.status
-        for (
-            name
-        ) in report.failed_loads:  # first, because what the same step computed from them must not be kept
+        # First, because what the same step computed from failed loads must not be kept.
+        for name in report.failed_loads:
             state = self.requests.get(name)
             if isinstance(state, EncodeState) and state.error is None:
                 self.encoder.fail(state, "the blobs that it depends on could not be loaded; encode again")
